@@ -61,9 +61,8 @@ impl Program {
     /// # Errors
     /// There is no such link, or it is detached already.
     pub fn detach_from(pin: &Path) -> io::Result<Self> {
-        let link = Link(obj_get(pin, 0)?);
-        let program_id = field(&fdinfo(link.0.as_fd())?, "prog_id")? as u32;
-        let program = fd_by_id(bpf_cmd::BPF_PROG_GET_FD_BY_ID, program_id)?;
+        let link = Link::open(pin)?;
+        let program = fd_by_id(bpf_cmd::BPF_PROG_GET_FD_BY_ID, link.program_id()?)?;
         link.detach()?;
         Ok(Self(program))
     }
@@ -101,6 +100,22 @@ impl Link {
     /// The link is detached already.
     pub fn detach(self) -> io::Result<()> {
         link_detach(self.0.as_fd())
+    }
+
+    /// Opens a pinned link.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn open(pin: &Path) -> io::Result<Self> {
+        obj_get(pin, 0).map(Self)
+    }
+
+    /// Id of the program behind the link.
+    ///
+    /// # Errors
+    /// `/proc` is not mounted.
+    pub fn program_id(&self) -> io::Result<u32> {
+        Ok(field(&fdinfo(self.0.as_fd())?, "prog_id")? as u32)
     }
 }
 

@@ -5,13 +5,17 @@
 //! MSG_FASTOPEN, by which `sendto()` connects, runs them, too (`__inet_stream_connect` in net/ipv4/af_inet.c).
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
-use cproxy_ebpf::{Backend, Counter, PROTOCOL_UDP, Translation};
+use cproxy_ebpf::{
+    Backend, Counter, PROTOCOL_UDP, Translation,
+    observation::{Call, Reason},
+};
 
 use crate::{
     endpoint::Endpoint,
     flows,
     lookup::{FoundSet, look_up},
     maps::{backend, count},
+    observe,
     peer::{self, is_agents, is_translated},
     sock_addr::{ALLOW, Family, V4, V6, protocol, read_endpoint, rewrite},
     tcp,
@@ -33,12 +37,14 @@ fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     let destination = read_endpoint::<F>(ctx);
     let set = look_up(&destination, protocol);
     if set.is_none() {
+        observe::direct(ctx, Call::Connect, protocol, &destination, set.id);
         return connect_directly(ctx, &destination, protocol);
     }
     if peer::is_agents_socket(ctx) {
         return ALLOW;
     }
     if set.is_empty() {
+        observe::denied(ctx, Call::Connect, protocol, &destination, &set, Reason::None);
         return set.deny();
     }
     connect_to_service::<F>(ctx, &destination, protocol, &set)
@@ -79,13 +85,17 @@ fn connect_directly(ctx: &SockAddrContext, destination: &Endpoint, protocol: u8)
 #[inline(always)]
 fn connect_to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol: u8, set: &FoundSet) -> i32 {
     let slot = set.choose_slot(ctx);
-    let Some(backend) = backend(slot) else { return set.deny() };
+    let Some(backend) = backend(slot) else {
+        observe::denied(ctx, Call::Connect, protocol, vip, set, Reason::TableReplaced);
+        return set.deny();
+    };
     let peer = if protocol == PROTOCOL_UDP { prepare_udp_peer(ctx, vip, backend) } else { tcp::claim_peer(ctx) };
     match peer {
         Some(peer) => peer::record_translated(peer, vip, &backend.address, backend.port, slot),
         None => count(Counter::StateLost),
     }
     count(Counter::Forwarded);
+    observe::translated(ctx, Call::Connect, protocol, vip, backend, set);
     rewrite::<F>(ctx, &backend.address, backend.port)
 }
 

@@ -26,6 +26,7 @@
 
 #[cfg(feature = "user")]
 pub mod layout;
+pub mod observation;
 
 /// Version of all layouts in this file; part of the pin path (`<pin-dir>/v7`).
 pub const LAYOUT_VERSION: u32 = 7;

@@ -9,6 +9,7 @@ use crate::{
     endpoint::Endpoint,
     exclude::is_excluded,
     maps::{self, FRONTENDS, SETTINGS},
+    observe,
     search::cproxy_confirm_backend,
     sock_addr::deny,
     subprogram::opaque,
@@ -20,10 +21,14 @@ pub(crate) struct FoundSet {
     epoch: u32,
     pub(crate) word: SetWord,
     pub(crate) affinity: Affinity,
+    /// Id of the set; [`EXCLUDED`]. Only points of observation use it.
+    pub(crate) id: SetId,
 }
 
 /// Id of no set.
 const NO_SET: SetId = SetId::MAX;
+/// Id of no set, for an excluded process or port.
+pub(crate) const EXCLUDED: SetId = if observe::IS_ON { NO_SET - 1 } else { NO_SET };
 /// Word of no set: its first slot is beyond the end of `BACKENDS`.
 const NO_WORD: SetWord = SetWord(u64::MAX);
 
@@ -67,13 +72,14 @@ fn current_epoch() -> u32 {
 /// Reads the present word and affinity of a set.
 #[inline(always)]
 fn read_set(set: SetId, epoch: u32) -> FoundSet {
-    let Some(element) = maps::set_element(set) else { return FoundSet::NONE };
+    let Some(element) = maps::set_element(set) else { return FoundSet { id: set, ..FoundSet::NONE } };
     // SAFETY: a live element; volatile makes each read one 64-bit load, which pairs with the agent's 64-bit store.
     unsafe {
         FoundSet {
             epoch,
             word: SetWord((&raw const (*element).word).read_volatile()),
             affinity: Affinity((&raw const (*element).affinity).read_volatile()),
+            id: set,
         }
     }
 }
@@ -97,7 +103,7 @@ pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoin
     1
 }
 
-/// Returns the id of the destination's set, or [`NO_SET`]: also for excluded processes and ports.
+/// Returns the id of the destination's set, [`NO_SET`], or [`EXCLUDED`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_find_set(destination: *const Endpoint, protocol: u32) -> SetId {
@@ -114,7 +120,8 @@ extern "C" fn cproxy_find_set(destination: *const Endpoint, protocol: u32) -> Se
     match set {
         // SAFETY: the helper returned a pointer to a live value of that size.
         Some(set) if !is_excluded(to.port) => unsafe { set.read_volatile() },
-        _ => NO_SET,
+        Some(_) => EXCLUDED,
+        None => NO_SET,
     }
 }
 
@@ -128,7 +135,7 @@ fn is_route_probe(port: u16) -> bool {
 
 impl FoundSet {
     /// No set: the destination is not translated.
-    pub(crate) const NONE: Self = Self { epoch: 0, word: NO_WORD, affinity: Affinity::NONE };
+    pub(crate) const NONE: Self = Self { epoch: 0, word: NO_WORD, affinity: Affinity::NONE, id: NO_SET };
 
     /// Word of the set, as an argument of subprograms.
     #[inline(always)]

@@ -10,6 +10,8 @@ mod flows;
 mod getpeername;
 mod lookup;
 mod maps;
+#[cfg_attr(feature = "trace", path = "observe_calls.rs")]
+mod observe;
 mod peer;
 mod recvmsg;
 mod search;

@@ -3,8 +3,10 @@
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 
+use cproxy_ebpf::{PROTOCOL_UDP, observation::Call};
+
 use crate::{
-    flows,
+    flows, observe,
     peer::{self, backend_is},
     sock_addr::{ALLOW, Family, V4, V6, read_endpoint, rewrite},
 };
@@ -26,15 +28,20 @@ fn receive<F: Family>(ctx: &SockAddrContext) -> i32 {
     if let Some(state) = &flows
         && let Some(flow) = flows::find_by_backend(state, &source)
     {
+        observe::reversed(ctx, Call::Receive, PROTOCOL_UDP, &source, &flow.vip, flow.vip_port);
         return rewrite::<F>(ctx, &flow.vip, flow.vip_port);
     }
     if let Some(state) = peer::socket_state(ctx)
         && backend_is(&state.peer, &source)
     {
+        observe::reversed(ctx, Call::Receive, PROTOCOL_UDP, &source, &state.peer.vip, state.peer.vip_port);
         return rewrite::<F>(ctx, &state.peer.vip, state.peer.vip_port);
     }
     match flows.and_then(|state| flows::find_overflow_vip(ctx, state, &source)) {
-        Some(vip) => rewrite::<F>(ctx, &vip.address, vip.port),
+        Some(vip) => {
+            observe::reversed(ctx, Call::Receive, PROTOCOL_UDP, &source, &vip.address, vip.port);
+            rewrite::<F>(ctx, &vip.address, vip.port)
+        }
         None => ALLOW,
     }
 }

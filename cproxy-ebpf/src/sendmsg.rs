@@ -6,13 +6,17 @@
 //! sends with control data runs the program with address and port 0.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
-use cproxy_ebpf::{Counter, PROTOCOL_UDP, Translation};
+use cproxy_ebpf::{
+    Counter, PROTOCOL_UDP, Translation,
+    observation::{Call, Reason},
+};
 
 use crate::{
     endpoint::Endpoint,
     flows,
     lookup::{FoundSet, cproxy_flow_serves, look_up_unfiltered, passes_filter},
     maps::{backend, count},
+    observe,
     peer::{self, is_agents, vip_is},
     search::NO_SLOT,
     sock_addr::{ALLOW, Family, V4, V6, is_current_peer, protocol, read_endpoint, rewrite},
@@ -52,6 +56,7 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
         set = look_up_unfiltered(&destination, PROTOCOL_UDP);
     }
     if set.is_none() {
+        observe::direct(ctx, Call::Send, PROTOCOL_UDP, &destination, set.id);
         return send_directly(ctx, &destination);
     }
     if let Some(state) = peer::socket_state(ctx) {
@@ -66,6 +71,7 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
         }
     }
     if set.is_empty() {
+        observe::denied(ctx, Call::Send, PROTOCOL_UDP, &destination, &set, Reason::None);
         return set.deny();
     }
     send_to_service::<F>(ctx, &destination, &set)
@@ -92,16 +98,21 @@ fn send_to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, set: &Found
     // would hang. A refusal is better.
     let Some(state) = flows::udp_state_or_new(ctx) else {
         count(Counter::StateLost);
+        observe::denied(ctx, Call::Send, PROTOCOL_UDP, vip, set, Reason::NoMemory);
         return set.deny();
     };
     let known = flows::find_overflow_slot(ctx, state, vip, set);
     let slot = if known == NO_SLOT { set.choose_slot_apart_from(ctx, state) } else { known };
-    let Some(backend) = backend(slot) else { return set.deny() };
+    let Some(backend) = backend(slot) else {
+        observe::denied(ctx, Call::Send, PROTOCOL_UDP, vip, set, Reason::TableReplaced);
+        return set.deny();
+    };
     if known == NO_SLOT {
         let (vip_port, backend_port) = (vip.port, backend.port);
         let flow = Translation { vip: vip.address, backend: backend.address, vip_port, backend_port, slot };
         flows::insert(ctx, state, &flow, set);
         count(Counter::Forwarded);
+        observe::translated(ctx, Call::Send, PROTOCOL_UDP, vip, backend, set);
     }
     rewrite::<F>(ctx, &backend.address, backend.port)
 }

@@ -31,7 +31,7 @@ const ESTABLISHED: u32 = 1;
 /// 1 if this kernel has `bpf_set_retval` for these hooks (Linux 5.18). The agent sets it before it loads the programs.
 /// If it is 0, the verifier removes the call as dead code.
 #[unsafe(no_mangle)]
-static ERRNO_HELPER: u8 = 1;
+pub(crate) static ERRNO_HELPER: u8 = 1;
 
 /// Address family of a hook. The verifier lets each hook read and write only the fields of its family.
 pub(crate) trait Family {

@@ -15,6 +15,7 @@ use cproxy_ebpf::{PROTOCOL_TCP, TCP_PLACE_FREE, TCP_WITHOUT_PLACE, Translation, 
 
 use crate::{
     maps::{TCP_OWNERS, TCP_PEERS},
+    observe,
     peer::{self, is_agents},
     sock_addr::ALLOW,
     subprogram::{compare_and_exchange, increment},
@@ -67,6 +68,7 @@ fn cproxy_release(ctx: SockContext) -> i32 {
         let cookie = socket_cookie(ctx.as_ptr());
         let place = cproxy_find_tcp_place(cookie);
         if let Some(owner) = TCP_OWNERS.get_ptr_mut(place) {
+            observe::closed(&ctx, || peer_at(place));
             // An exchange orders all writes of this socket before those of the next owner; a store would not.
             compare_and_exchange(owner, cookie, TCP_PLACE_FREE);
         }

@@ -1,30 +1,18 @@
 //! Addresses that the relay listens on.
 
-use std::{
-    fmt,
-    net::{SocketAddr, ToSocketAddrs},
-    path::PathBuf,
-    str::FromStr,
-};
+use std::{fmt, net::ToSocketAddrs, str::FromStr};
+
+use cproxy_daemon::ListenAddress as OwnAddress;
 
 use crate::guest_sockets::GuestSockets;
 
 /// Address of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ListenAddress {
-    /// `HOST:PORT`
-    Tcp(SocketAddr),
-    /// `unix:///PATH`
-    Unix(PathBuf),
+    /// `HOST:PORT`, `unix:///PATH` or `vsock://CID:PORT`, where the context id is the host's (2).
+    Own(OwnAddress),
     /// `unix:///PATH` with a `*`
     Guests(GuestSockets),
-    /// `vsock://CID:PORT`: the context id is the host's (2), or 4294967295 for any.
-    Vsock {
-        /// Context id of this side.
-        cid: u32,
-        /// Port.
-        port: u32,
-    },
 }
 
 impl ListenAddress {
@@ -32,14 +20,14 @@ impl ListenAddress {
     #[must_use]
     pub(crate) fn is_local(&self) -> bool {
         match self {
-            Self::Tcp(address) => address.ip().is_loopback(),
-            Self::Unix(_) | Self::Guests(_) | Self::Vsock { .. } => true,
+            Self::Own(OwnAddress::Tcp(address)) => address.ip().is_loopback(),
+            Self::Own(OwnAddress::Unix(_) | OwnAddress::Vsock { .. }) | Self::Guests(_) => true,
         }
     }
 
     /// True if two listeners can have the address: the kernel chooses each a port of its own.
     pub(crate) fn has_any_port(&self) -> bool {
-        matches!(self, Self::Tcp(address) if address.port() == 0)
+        matches!(self, Self::Own(OwnAddress::Tcp(address)) if address.port() == 0)
     }
 }
 
@@ -48,17 +36,14 @@ impl FromStr for ListenAddress {
 
     fn from_str(text: &str) -> Result<Self, String> {
         const EXPECTED: &str = "expected HOST:PORT, unix:///PATH or vsock://CID:PORT";
-        if let Some(path) = text.strip_prefix("unix://") {
-            return match path {
-                _ if !path.starts_with('/') => Err(EXPECTED.to_owned()),
-                _ if path.contains('*') => GuestSockets::parse(path).map(Self::Guests),
-                _ => Ok(Self::Unix(path.into())),
-            };
+        if let Some(path) = text.strip_prefix("unix://").filter(|path| path.starts_with('/') && path.contains('*')) {
+            return GuestSockets::parse(path).map(Self::Guests);
         }
-        if let Some(rest) = text.strip_prefix("vsock://") {
-            let parsed = rest.split_once(':').and_then(|(cid, port)| Some((cid.parse().ok()?, port.parse().ok()?)));
-            let (cid, port) = parsed.ok_or(EXPECTED)?;
-            return Ok(Self::Vsock { cid, port });
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Own(address));
+        }
+        if text.starts_with("unix://") || text.starts_with("vsock://") {
+            return Err(EXPECTED.to_owned());
         }
         if text.is_empty() {
             return Err(format!("an address is empty; {EXPECTED}"));
@@ -67,17 +52,16 @@ impl FromStr for ListenAddress {
             return Err(format!("{EXPECTED}; TLS follows from --tls-cert-file"));
         }
         let mut addresses = text.to_socket_addrs().map_err(|error| format!("{error}; {EXPECTED}"))?;
-        addresses.next().map(Self::Tcp).ok_or_else(|| format!("the host has no address; {EXPECTED}"))
+        let address = addresses.next().ok_or_else(|| format!("the host has no address; {EXPECTED}"))?;
+        Ok(Self::Own(OwnAddress::Tcp(address)))
     }
 }
 
 impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(address) => address.fmt(f),
-            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Own(address) => address.fmt(f),
             Self::Guests(sockets) => write!(f, "unix://{}", sockets.path().display()),
-            Self::Vsock { cid, port } => write!(f, "vsock://{cid}:{port}"),
         }
     }
 }

@@ -5,11 +5,8 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use cproxy_network::SocketSetup;
 use cproxy_relay_core::{KINDS, group, plural};
-use cproxy_wire::{ApiClient, ApiServer, Transport};
-use http::{
-    Request, StatusCode,
-    header::{ACCEPT, CONTENT_TYPE},
-};
+use cproxy_wire::{AccessReview, ApiClient, ApiServer, Right, Transport};
+use http::{Request, StatusCode, header::ACCEPT};
 use serde_json::{Value, json};
 
 use crate::{
@@ -21,8 +18,6 @@ use crate::{
     tls::ServerTls,
     upstream,
 };
-
-const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// Format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -106,45 +101,36 @@ async fn of_api_server(client: &ApiClient, authentication: Authentication) -> Ve
     }
     for kind in KINDS {
         for verb in ["list", "watch"] {
-            let result = is_allowed(client, verb, group(kind), plural(kind)).await;
+            let result = is_allowed(client, Right::new(verb, group(kind), plural(kind))).await;
             all.push(Requirement { name: format!("{verb}_{}", plural(kind)), result });
         }
     }
     if authentication == Authentication::TokenReview {
-        let result = is_allowed(client, "create", "authentication.k8s.io", "tokenreviews").await;
+        let result = is_allowed(client, Right::new("create", "authentication.k8s.io", "tokenreviews")).await;
         all.push(Requirement { name: "create_tokenreviews".to_owned(), result });
     }
     all
 }
 
 async fn version(client: &ApiClient) -> Result<String, String> {
-    let version = call(client, "/version", None).await?;
+    let version = get(client, "/version").await?;
     let git_version = version.get("gitVersion").and_then(Value::as_str).unwrap_or("an unknown version");
     Ok(format!("Kubernetes {git_version}"))
 }
 
-async fn is_allowed(client: &ApiClient, verb: &str, group: &str, resource: &str) -> Result<String, String> {
-    let attributes = json!({"verb": verb, "group": group, "resource": resource});
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
-    });
-    let review = call(client, ACCESS_REVIEWS, Some(&review)).await?;
-    if review.pointer("/status/allowed").and_then(Value::as_bool) == Some(true) {
-        return Ok("permitted".to_owned());
+async fn is_allowed(client: &ApiClient, right: Right) -> Result<String, String> {
+    let response = client.call(right.request(None)).await.map_err(|error| error.to_string())?;
+    match AccessReview::read(&response) {
+        AccessReview::Allowed => Ok("permitted".to_owned()),
+        AccessReview::Denied => Err(right.remedy()),
+        AccessReview::NotReviewed(reason) | AccessReview::Failed(reason) => Err(reason),
     }
-    Err(format!("not permitted: grant the verb {verb} on resource {resource:?} of apiGroup {group:?}"))
 }
 
 /// Sends a request and reads the response as JSON.
-async fn call(client: &ApiClient, path: &str, body: Option<&Value>) -> Result<Value, String> {
-    let request = match body {
-        Some(_) => Request::post(path).header(CONTENT_TYPE, "application/json"),
-        None => Request::get(path),
-    };
-    let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
-    let request = request.header(ACCEPT, "application/json").body(body).map_err(|error| error.to_string())?;
-    let response = client.call(request).await.map_err(|error| error.to_string())?;
+async fn get(client: &ApiClient, path: &str) -> Result<Value, String> {
+    let request = Request::get(path).header(ACCEPT, "application/json").body(Bytes::new());
+    let response = client.call(request.map_err(|error| error.to_string())?).await.map_err(|error| error.to_string())?;
     let code = response.status();
     if code == StatusCode::UNAUTHORIZED {
         return Err(format!("{} does not accept the credentials (401)", Transport::server(client)));

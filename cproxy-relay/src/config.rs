@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use cproxy_daemon::ListenAddress as OwnAddress;
+
 use crate::{address::ListenAddress, tls::TlsFiles};
 
 /// Way to know who a client is.
@@ -89,7 +91,7 @@ impl Config {
             if others.clone().any(|other| other == address) {
                 return Err(ConfigError::Twice(address.clone()));
             }
-            if let (ListenAddress::Tcp(address), Some(metrics)) = (address, self.metrics_address)
+            if let (ListenAddress::Own(OwnAddress::Tcp(address)), Some(metrics)) = (address, self.metrics_address)
                 && *address == metrics
             {
                 return Err(ConfigError::MetricsAndListener(metrics));

@@ -14,6 +14,7 @@ use std::{
 };
 
 use cproxy_access::Pattern;
+use cproxy_daemon::unix_socket::{SocketFile, identity, listen_in, open_below, status};
 use rustix::{
     fs::{FileType, Stat},
     io::Errno,
@@ -25,11 +26,7 @@ use tokio::{
     time::interval,
 };
 
-use crate::{
-    listener::Listener,
-    relay::Relay,
-    unix_socket::{SocketFile, identity, listen_in, open_below, status},
-};
+use crate::{listener::Listener, relay::Relay};
 
 /// Interval at which it is looked for sockets of new VMs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);

@@ -25,5 +25,4 @@ mod relay;
 mod run;
 mod throttle;
 mod tls;
-mod unix_socket;
 mod upstream;

@@ -3,6 +3,10 @@
 use std::{io, net::SocketAddr, path::Path, pin::Pin, sync::Arc, time::Duration};
 
 use cproxy_access::{Peer, PeerAddress};
+use cproxy_daemon::{
+    ListenAddress as OwnAddress,
+    unix_socket::{self, SocketFile},
+};
 use rustix::net::sockopt;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},
@@ -12,13 +16,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
 
 use crate::{
-    address::ListenAddress,
-    connection::serve,
-    guest_sockets::GuestSockets,
-    metrics::Metrics,
-    relay::Relay,
+    address::ListenAddress, connection::serve, guest_sockets::GuestSockets, metrics::Metrics, relay::Relay,
     tls::ServerTls,
-    unix_socket::{self, SocketFile},
 };
 
 /// Connections that wait to be accepted. The kernel bounds it, too (net.core.somaxconn).
@@ -53,13 +52,13 @@ pub(crate) enum Listener {
 /// The address is in use or cannot be bound.
 pub(crate) fn open(address: &ListenAddress, tls: Option<&Arc<ServerTls>>) -> io::Result<Listener> {
     Ok(match address {
-        ListenAddress::Tcp(address) => Listener::Tcp(listen_tcp(*address)?, tls.cloned()),
-        ListenAddress::Unix(path) => {
+        ListenAddress::Guests(sockets) => Listener::Guests(sockets.clone()),
+        ListenAddress::Own(OwnAddress::Tcp(address)) => Listener::Tcp(listen_tcp(*address)?, tls.cloned()),
+        ListenAddress::Own(OwnAddress::Unix(path)) => {
             let (listener, path) = unix_socket::listen(path)?;
             Listener::Unix(listener, Arc::new(path))
         }
-        ListenAddress::Guests(sockets) => Listener::Guests(sockets.clone()),
-        &ListenAddress::Vsock { cid, port } => {
+        &ListenAddress::Own(OwnAddress::Vsock { cid, port }) => {
             let cid = if cid == u32::MAX { VMADDR_CID_ANY } else { cid };
             Listener::Vsock(VsockListener::bind(VsockAddr::new(cid, port))?)
         }

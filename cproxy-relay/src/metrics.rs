@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Write as _,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -10,6 +9,11 @@ use std::{
 };
 
 use cproxy_access::{RefusalCounters, ReviewCounts};
+use cproxy_daemon::{
+    Exposition,
+    MetricKind::{self, Counter, Gauge},
+    MetricsFormat,
+};
 use cproxy_relay_core::{KINDS, plural};
 
 use crate::{cache::Cache, lists::Lists};
@@ -57,47 +61,53 @@ impl Metrics {
     }
 
     /// All numbers as text.
-    pub(crate) fn text(&self, cache: &Cache, lists: &Lists, reviews: Option<ReviewCounts>) -> String {
-        let mut text = Text::default();
-        text.number("connections", "gauge", "Connections of clients", self.connections.get());
+    pub(crate) fn text(
+        &self,
+        format: MetricsFormat,
+        cache: &Cache,
+        lists: &Lists,
+        reviews: Option<ReviewCounts>,
+    ) -> String {
+        let mut text = Text(Exposition::new(format));
+        text.number("connections", Gauge, "Connections of clients", self.connections.get());
         text.number(
             "connections_max_exceeded_total",
-            "counter",
+            Counter,
             "Connections above the bound, answered with 429 or closed",
             self.connections_refused.get(),
         );
-        text.number("connections_accepted_total", "counter", "Connections accepted", self.connections_accepted.get());
+        text.number("connections_accepted_total", Counter, "Connections accepted", self.connections_accepted.get());
         text.number(
             "connections_cut_total",
-            "counter",
+            Counter,
             "Connections closed because the client was idle or too slow",
             self.connections_cut.get(),
         );
         text.number(
             "connections_moved_total",
-            "counter",
+            Counter,
             "Connections ended by GOAWAY so that their clients move",
             self.connections_moved.get(),
         );
         text.number(
             "tls_handshakes_failed_total",
-            "counter",
+            Counter,
             "TLS handshakes that failed or took too long",
             self.handshakes_failed.get(),
         );
-        text.number("watch_writes_total", "counter", "Chunks given to watches", self.watch_chunks.get());
-        text.number("watch_bytes_total", "counter", "Bytes given to watches", self.watch_bytes.get());
+        text.number("watch_writes_total", Counter, "Chunks given to watches", self.watch_chunks.get());
+        text.number("watch_bytes_total", Counter, "Bytes given to watches", self.watch_bytes.get());
         text.requests(&self.requests.lock().unwrap_or_else(PoisonError::into_inner));
-        text.head("refusals_total", "counter", "Requests refused for the client's credentials or view");
+        text.head("refusals_total", Counter, "Requests refused for the client's credentials or view");
         for (reason, number) in self.refusals.iter() {
-            text.line("refusals_total", &format!("{{reason=\"{}\"}}", reason.label()), number);
+            text.line("refusals_total", &[("reason", reason.label())], number);
         }
         let (count, bytes) = lists.size();
-        text.number("compressed_lists", "gauge", "Compressed lists in memory", count as u64);
-        text.number("compressed_lists_bytes", "gauge", "Bytes of compressed lists in memory", bytes);
+        text.number("compressed_lists", Gauge, "Compressed lists in memory", count as u64);
+        text.number("compressed_lists_bytes", Gauge, "Bytes of compressed lists in memory", bytes);
         text.number(
             "compressed_lists_built_total",
-            "counter",
+            Counter,
             "Lists that were compressed",
             lists.built.load(Ordering::Relaxed),
         );
@@ -105,31 +115,31 @@ impl Metrics {
             text.reviews(&reviews);
         }
         text.kinds(cache);
-        text.0
+        text.0.finish()
     }
 }
 
-#[derive(Default)]
-struct Text(String);
+/// Metrics, under names with the prefix of the relay.
+struct Text(Exposition);
 
 impl Text {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        writeln!(self.0, "# HELP cproxy_relay_{name} {help}\n# TYPE cproxy_relay_{name} {kind}").ok();
+    fn head(&mut self, name: &str, kind: MetricKind, help: &str) {
+        self.0.start(&full(name), kind, help);
     }
 
-    fn line(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
-        writeln!(self.0, "cproxy_relay_{name}{labels} {value}").ok();
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.0.line(&full(name), labels, value);
     }
 
-    fn number(&mut self, name: &str, kind: &str, help: &str, value: u64) {
+    fn number(&mut self, name: &str, kind: MetricKind, help: &str, value: u64) {
         self.head(name, kind, help);
-        self.line(name, "", value);
+        self.line(name, &[], value);
     }
 
     fn requests(&mut self, requests: &BTreeMap<RequestLabels, u64>) {
-        self.head("requests_total", "counter", "Requests by resource, verb and status code");
+        self.head("requests_total", Counter, "Requests by resource, verb and status code");
         for ((resource, verb, code), number) in requests {
-            let labels = format!("{{resource=\"{resource}\",verb=\"{verb}\",code=\"{code}\"}}");
+            let labels = [("resource", *resource), ("verb", verb), ("code", &code.to_string())];
             self.line("requests_total", &labels, number);
         }
     }
@@ -137,19 +147,14 @@ impl Text {
     fn reviews(&mut self, counts: &ReviewCounts) {
         self.number(
             "token_reviews_total",
-            "counter",
+            Counter,
             "Reviews of tokens that the API server was asked for",
             counts.reviews,
         );
-        self.number("token_reviews_failed_total", "counter", "Reviews without an answer", counts.errors);
-        self.number("token_reviews_known_total", "counter", "Requests whose token was known to be good", counts.known);
-        self.number(
-            "token_reviews_stale_total",
-            "counter",
-            "Requests for which an older answer was used",
-            counts.stale,
-        );
-        self.number("tokens", "gauge", "Tokens that are known to be good", counts.accepted_entries as u64);
+        self.number("token_reviews_failed_total", Counter, "Reviews without an answer", counts.errors);
+        self.number("token_reviews_known_total", Counter, "Requests whose token was known to be good", counts.known);
+        self.number("token_reviews_stale_total", Counter, "Requests for which an older answer was used", counts.stale);
+        self.number("tokens", Gauge, "Tokens that are known to be good", counts.accepted_entries as u64);
     }
 
     fn kinds(&mut self, cache: &Cache) {
@@ -165,13 +170,13 @@ impl Text {
             ("synced", "1 once the first list is complete", |_| 1),
         ];
         for (name, help, value) in gauges {
-            self.head(name, "gauge", help);
+            self.head(name, Gauge, help);
             for (kind, position) in KINDS.into_iter().zip(&positions) {
-                self.line(name, &label(kind), position.as_ref().map_or(0, value));
+                self.line(name, &[("resource", plural(kind))], position.as_ref().map_or(0, value));
             }
         }
-        type Counter = fn(&crate::cache::Counts) -> &AtomicU64;
-        let counters: [(&str, &str, Counter); 4] = [
+        type CountOf = fn(&crate::cache::Counts) -> &AtomicU64;
+        let counters: [(&str, &str, CountOf); 4] = [
             ("events_total", "Events added to the history", |counts| &counts.events),
             ("upstream_lists_total", "Lists that came from the API server", |counts| &counts.lists),
             ("upstream_resets_total", "Histories given up because the API server's data went back", |counts| {
@@ -180,20 +185,20 @@ impl Text {
             ("unreadable_objects_total", "Objects that could not be read", |counts| &counts.unreadable),
         ];
         for (name, help, counter) in counters {
-            self.head(name, "counter", help);
+            self.head(name, Counter, help);
             for kind in KINDS {
-                self.line(name, &label(kind), counter(cache.counts(kind)).load(Ordering::Relaxed));
+                self.line(name, &[("resource", plural(kind))], counter(cache.counts(kind)).load(Ordering::Relaxed));
             }
         }
-        self.head("upstream_silent_seconds", "gauge", "Seconds since the API server last confirmed what is known");
+        self.head("upstream_silent_seconds", Gauge, "Seconds since the API server last confirmed what is known");
         for kind in KINDS {
             if let Some(seconds) = cache.silent_seconds(kind) {
-                self.line("upstream_silent_seconds", &label(kind), format_args!("{seconds:.3}"));
+                self.line("upstream_silent_seconds", &[("resource", plural(kind))], format_args!("{seconds:.3}"));
             }
         }
     }
 }
 
-fn label(kind: cproxy_core::ResourceKind) -> String {
-    format!("{{resource=\"{}\"}}", plural(kind))
+fn full(name: &str) -> String {
+    format!("cproxy_relay_{name}")
 }

@@ -7,6 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use cproxy_access::{ReviewTransport, TokenReviewer, Views};
+use cproxy_daemon::MetricsFormat;
 use cproxy_wire::ApiClient;
 use http::{
     HeaderValue, Request, Response, StatusCode,
@@ -115,24 +116,30 @@ impl Relay {
         (!pending.is_empty()).then(|| format!("not listed yet: {}", names_of(&pending)))
     }
 
-    /// Response to a health check. A relay that has lost the API server still serves what it knows, so it stays ready.
-    pub(crate) fn health(&self, path: &str) -> Response<ResponseBody> {
+    /// Outcome of a health check. A relay that has lost the API server still serves what it knows, so it stays ready.
+    pub(crate) fn health_text(&self, path: &str) -> (StatusCode, String) {
         let unready = if path == "/readyz" { self.unready() } else { None };
-        let text = unready.as_ref().map_or_else(|| "ok".to_owned(), |reason| format!("not ready: {reason}\n"));
-        let mut response = Response::new(ResponseBody::Short(text.into()));
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        if unready.is_some() {
-            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        match unready {
+            None => (StatusCode::OK, "ok".to_owned()),
+            Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
         }
+    }
+
+    /// Response to a health check.
+    pub(crate) fn health(&self, path: &str) -> Response<ResponseBody> {
+        let (code, text) = self.health_text(path);
+        let mut response = Response::new(ResponseBody::Short(text.into()));
+        *response.status_mut() = code;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         response
     }
 }
 
 impl Relay {
     /// All numbers for Prometheus.
-    pub(crate) fn metrics_text(&self) -> String {
+    pub(crate) fn metrics_text(&self, format: MetricsFormat) -> String {
         let reviews = self.reviewer.as_ref().map(TokenReviewer::counts);
-        self.metrics.text(&self.cache, &self.lists, reviews)
+        self.metrics.text(format, &self.cache, &self.lists, reviews)
     }
 }
 

@@ -1,10 +1,17 @@
 //! `cproxy-relay run`: from the configuration to the end of the process.
 
-use std::{future::pending, io, path::Path, sync::Arc, thread, time::Duration};
+use std::{
+    future::{pending, ready},
+    io,
+    path::Path,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Error, Result, anyhow};
 use cproxy_access::{ReviewSettings, TokenReviewer, Views};
-use cproxy_daemon::{memory, notify};
+use cproxy_daemon::{ListenAddress, StatusListener, StatusRequest, memory, notify};
 use cproxy_network::SocketSetup;
 use cproxy_wire::{
     ApiClient, ApiServer,
@@ -55,8 +62,11 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     let relay = Arc::new(Relay::new(cache.clone(), reviewer, views, config.connections_max, config.drain_time));
     let listeners = open_listeners(&config, tls.as_ref())?;
     if let Some(address) = config.metrics_address {
-        let metrics = metrics_server::open(address).with_context(|| format!("--metrics-bind-address {address}"))?;
-        drop(tokio::spawn(metrics_server::run(metrics, relay.clone())));
+        let listener = StatusListener::open(&ListenAddress::Tcp(address));
+        let (listener, _) = listener.with_context(|| format!("--metrics-bind-address {address}"))?;
+        let of_metrics = relay.clone();
+        let respond = move |request: StatusRequest| ready(metrics_server::respond(&of_metrics, &request));
+        drop(tokio::spawn(listener.serve(respond)));
     }
     let of_upstream = (client.clone(), cache.clone());
     drop(upstream.spawn(async move { upstream::follow(&of_upstream.0, &of_upstream.1).await }));

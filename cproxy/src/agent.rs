@@ -2,9 +2,12 @@
 
 mod canary;
 mod error;
+mod explain;
 mod handover;
 mod health;
 mod install;
+mod last_changes;
+mod measures;
 mod own_addresses;
 mod readiness;
 mod reconciler;
@@ -13,6 +16,7 @@ mod resume;
 mod seed;
 mod source;
 mod stale_sockets;
+mod status;
 mod tcp_places;
 mod timeline;
 
@@ -28,6 +32,7 @@ pub use error::AgentError;
 pub use health::{CanaryState, walk_canary};
 use health::{HealthChecker, HealthWatch};
 pub use install::{EXIT_RETRY, install_programs};
+pub(crate) use measures::Measures;
 use own_addresses::AddressSource;
 use readiness::Readiness;
 use reconciler::{Own, Reconciler};
@@ -35,6 +40,7 @@ use reload::Reloader;
 pub use reload::Reread;
 pub use resume::{generation_id, is_fork};
 use source::{CheckedSource, SourceStatus};
+pub use status::Status;
 use timeline::{Phase, Timeline};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -43,6 +49,8 @@ use tokio::{
 
 use crate::{
     config::{Config, TableSettings},
+    controls::Controls,
+    endpoints::Endpoints,
     manifests::{self, ParseOptions},
     privileges::{self, Rights},
     run_dir::{self, RunDir},
@@ -92,6 +100,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let lock = PinDir::new(&environment.pin_dir).lock()?;
     let run_dir = RunDir::claim(&config.run_dir)?;
     let listener = run_dir.listen()?;
+    let endpoints = Endpoints::open(config.metrics_address.as_ref(), config.healthz_address.as_ref())?;
     timeline.end(Phase::Prepare);
     let last_contact = LastContact::default();
     let configuration = source.configuration().cloned();
@@ -100,7 +109,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let weak_sender = sender.downgrade();
     let client = source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_contact.clone(), sender);
     let source = SourceStatus::new(&config.source, client.clone(), last_contact.clone());
-    install::install_in_child(&environment, &lock).await?;
+    install::install_in_child(&environment, &lock, config.service_counters).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
     // Nothing is derived before the addresses are known.
@@ -125,7 +134,12 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
         drop(tokio::spawn(handover::end(lock.pins().clone())));
     }
     let (requests, received) = mpsc::channel(1);
-    drop(tokio::spawn(run_dir::serve(listener, requests.clone())));
+    if !endpoints.is_empty() {
+        reconciler.measure();
+    }
+    let _files = endpoints.start(requests.clone(), lock.pins().clone()).map_err(AgentError::EndpointThread)?;
+    let controls = Controls::new(log, &config);
+    drop(tokio::spawn(run_dir::serve(listener, requests.clone(), controls.clone())));
     drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
     drop(tokio::spawn(resume::watch(kernel_log, requests.clone(), client.clone(), health_watch.clone())));
     let health_checker = HealthChecker {
@@ -137,16 +151,21 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
         requests: requests.clone(),
         environment,
         cgroup: config.cgroup.clone(),
+        service_counters: config.service_counters,
         run_dir: config.run_dir.clone(),
         lock,
     };
     drop(tokio::spawn(health_checker.run()));
-    let reloader = Reloader { reread, config, log, client, has_exec_plugin, addresses, events: weak_sender, requests };
+    let reloader =
+        Reloader { reread, config, controls, client, has_exec_plugin, addresses, events: weak_sender, requests };
     drop(tokio::spawn(reloader.run(hangups)));
     tokio::select! {
         result = reconciler.run(events, received) => result,
         signal = stop_signal() => {
-            tracing::info!("{signal}: stopping; the hooks and the table stay in force (`cproxy cleanup` removes them)");
+            tracing::info!(
+                name: "stopping",
+                "{signal}: stopping; the hooks and the table stay in force (`cproxy cleanup` removes them)"
+            );
             Ok(())
         }
     }
@@ -200,7 +219,8 @@ fn read_bootstrap(path: &Path, node: &NodeContext, options: &ParseOptions) -> Re
 }
 
 /// Marks the agent's own sockets, which never use its table.
-fn socket_setup(pins: &PinDir) -> SocketSetup {
+#[must_use]
+pub(crate) fn socket_setup(pins: &PinDir) -> SocketSetup {
     let mark = SocketMark::new(pins);
     SocketSetup::new(move |socket| mark.mark(socket))
 }

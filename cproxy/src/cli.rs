@@ -1,30 +1,43 @@
 //! The command line: a contract that scripts and images rely on. One file per command.
 
+mod bugreport;
 mod canary;
 mod check;
 mod cleanup;
 mod exec;
+mod explain;
 mod get;
 mod install;
+mod manual;
 mod plain;
 mod reseed;
 mod resolve;
 mod run;
+mod set;
 mod settings;
+mod terminal;
+mod trace;
 mod version;
 mod wait;
 
-use std::{env, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
+use std::{collections::BTreeMap, env, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
+use anyhow::Context as _;
 use clap::{
-    Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
+    Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
 use cproxy_daemon::usage_error_line;
+use cproxy_wire::{ApiServer, ServerAddress};
 
-use self::settings::SettingsError;
-use crate::run_dir::{Failure, record_failure};
+pub use self::manual::manual;
+use self::settings::MachineSettings;
+use crate::{
+    config::{ObjectSource, ServiceCounting},
+    report::{FrontendRow, table_text, write_frontends_json},
+    run_dir::{Failure, record_failure},
+};
 
 /// Exit code for wrong usage.
 const EXIT_USAGE: u8 = 2;
@@ -57,8 +70,16 @@ enum Command {
     Wait(wait::WaitOptions),
     /// Print the state in the kernel, with or without a running agent
     Get(get::GetOptions),
+    /// Explain what a call to an address or a Service gets now, and why
+    Explain(explain::ExplainOptions),
+    /// Print each call that is translated, refused or dropped, as it happens
+    Trace(trace::TraceOptions),
     /// Print the table for manifests, without touching the kernel
     Resolve(resolve::ResolveOptions),
+    /// Change a setting of a running agent until its next start or reload
+    Set(set::SetOptions),
+    /// Write all that support needs into one tar file, without secrets
+    Bugreport(bugreport::BugreportOptions),
     /// Make the agent choose backends from a new seed, after a snapshot was restored
     #[command(next_line_help = true, mut_args(without_shown_variable), after_help = SETTINGS_HELP)]
     Reseed(reseed::ReseedOptions),
@@ -93,12 +114,103 @@ struct RunDirOption {
     run_dir: PathBuf,
 }
 
-/// Node and VM that the agent runs on.
+/// Counters by Service.
 #[derive(Args, Debug)]
-struct NodeOptions {
+struct CountersOption {
+    /// Count calls by Service, for `cproxy get services -o wide` and metrics; each call then costs more
+    #[arg(long, env = "CPROXY_SERVICE_COUNTERS", value_name = "on|off", value_enum, num_args = 0..=1,
+          default_missing_value = "on", default_value_t)]
+    service_counters: Switch,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Switch {
+    #[default]
+    Off,
+    On,
+}
+
+impl From<Switch> for ServiceCounting {
+    fn from(switch: Switch) -> Self {
+        match switch {
+            Switch::Off => Self::Off,
+            Switch::On => Self::On,
+        }
+    }
+}
+
+/// Switch of a machine that has cproxy in its image.
+#[derive(Args, Debug)]
+struct EnabledOption {
+    /// Whether cproxy does anything on this machine: if not, `run` removes what an earlier start has left, and ends
+    #[arg(long, env = "CPROXY_ENABLED", value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
+    enabled: bool,
+    /// Where flags got their values, by the name of the flag
+    #[arg(skip)]
+    origins: BTreeMap<String, String>,
+}
+
+impl EnabledOption {
+    /// Reason why cproxy does nothing here, if it does not.
+    fn disabled(&self) -> Option<String> {
+        let place = self.origins.get("enabled").map_or_else(String::new, |place| format!(", {place}"));
+        (!self.enabled).then(|| format!("cproxy is disabled on this machine (enabled = false{place})"))
+    }
+}
+
+/// Source of Services and EndpointSlices.
+#[derive(Args, Debug)]
+struct SourceOptions {
+    /// Kubeconfig of the API server to follow; default: the pod's ServiceAccount
+    #[arg(long, env = "CPROXY_KUBECONFIG", value_name = "FILE", conflicts_with = "manifests")]
+    kubeconfig: Option<PathBuf>,
+    /// Files or directories to follow instead of an API server, separated by commas
+    #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',',
+          conflicts_with_all = ["kubeconfig", "apiserver", "tls_server_name"])]
+    manifests: Vec<PathBuf>,
+    /// Real addresses of API servers, best first: https://HOST, unix:///PATH, vsock://CID:PORT
+    #[arg(long, env = "CPROXY_APISERVER", value_name = "URL", num_args = 1.., value_delimiter = ',',
+          conflicts_with = "manifests")]
+    apiserver: Vec<ServerAddress>,
+    /// Name expected in the API server's certificate; default: from kubeconfig or URL
+    #[arg(long, env = "CPROXY_TLS_SERVER_NAME", value_name = "NAME", conflicts_with = "manifests")]
+    tls_server_name: Option<String>,
+}
+
+impl SourceOptions {
+    fn source(&self) -> ObjectSource {
+        if self.manifests.is_empty() {
+            ObjectSource::ApiServer(ApiServer {
+                kubeconfig: self.kubeconfig.clone(),
+                addresses: self.apiserver.clone(),
+                tls_server_name: self.tls_server_name.clone(),
+            })
+        } else {
+            ObjectSource::Manifests(self.manifests.clone())
+        }
+    }
+}
+
+/// Name of the node.
+#[derive(Args, Debug)]
+struct NodeNameOption {
     /// Name of this node, for local endpoints, zone hints and node ports
     #[arg(long, env = "CPROXY_NODE_NAME", value_name = "NAME", value_parser = parse_node_name)]
     node_name: Option<String>,
+}
+
+impl NodeNameOption {
+    /// The given name. An empty one, as scripts may leave it in a flag, counts as absent.
+    fn name(&self) -> Option<String> {
+        self.node_name.clone().filter(|name| !name.is_empty())
+    }
+}
+
+/// Node and VM that the agent runs on.
+#[derive(Args, Debug)]
+struct NodeOptions {
+    #[command(flatten)]
+    name: NodeNameOption,
     /// Addresses of this node that serve node ports, separated by commas; default: from its Node
     #[arg(long, env = "CPROXY_NODE_IP", value_name = "IP", num_args = 1.., value_delimiter = ',',
           value_parser = parse_node_ip)]
@@ -110,13 +222,9 @@ struct NodeOptions {
 }
 
 impl NodeOptions {
-    /// The given values. An empty name, as scripts may leave it in a flag, counts as absent.
+    /// The given values.
     fn context(&self) -> NodeContext {
-        NodeContext {
-            node_name: self.node_name.clone().filter(|name| !name.is_empty()),
-            node_ips: self.node_ip.clone(),
-            pod_ips: self.pod_ip.clone(),
-        }
+        NodeContext { node_name: self.name.name(), node_ips: self.node_ip.clone(), pod_ips: self.pod_ip.clone() }
     }
 }
 
@@ -154,13 +262,15 @@ fn parse_service_name(text: &str) -> Result<ServiceName, String> {
     }
 }
 
-/// Output format.
+/// Output format. The further formats of `get` are accepted, so that `CPROXY_OUTPUT` fits all commands; JSON is YAML.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Format {
     /// Aligned columns
     #[default]
+    #[value(aliases = ["wide", "name"])]
     Table,
     /// JSON
+    #[value(alias = "yaml")]
     Json,
 }
 
@@ -186,7 +296,7 @@ fn read() -> (clap::Command, Result<Command, clap::Error>) {
     let cli = Cli::command().mut_subcommands(|command| command.mut_args(without_empty_variable));
     // `exec` starts programs, whatever the settings are.
     let is_exec = env::args_os().nth(1).is_some_and(|name| name == "exec");
-    let (mut cli, settings) = if is_exec { (cli, Ok(())) } else { settings::with_settings(cli) };
+    let (mut cli, settings) = if is_exec { (cli, MachineSettings::default()) } else { settings::with_settings(cli) };
     let command = parse(&mut cli, settings);
     (cli, command)
 }
@@ -202,23 +312,39 @@ fn without_shown_variable(flag: Arg) -> Arg {
     flag.hide_env(true)
 }
 
-fn parse(cli: &mut clap::Command, settings: Result<(), SettingsError>) -> Result<Command, clap::Error> {
+fn parse(cli: &mut clap::Command, settings: MachineSettings) -> Result<Command, clap::Error> {
     let mut matches = cli.try_get_matches_from_mut(env::args_os())?;
-    let command = Cli::from_arg_matches_mut(&mut matches)?.command;
-    match (&command, settings) {
-        // `cproxy wait` reports why the agent ended, as its policy says; the others do without the setting.
-        (Command::Run(_), Err(error)) => Err(clap::Error::raw(ErrorKind::InvalidValue, error)),
-        _ => Ok(command),
+    let given = matches.subcommand().and_then(|(name, matches)| Some((cli.find_subcommand(name)?, matches)));
+    let origins = given.map(|(command, matches)| settings::origins(command, matches, &settings.valid));
+    let origins = origins.unwrap_or_default();
+    let mut command = Cli::from_arg_matches_mut(&mut matches)?.command;
+    match &mut command {
+        Command::Run(options) => {
+            // `cproxy wait` reports why the agent ended, as its policy says; the others do without the setting.
+            if let Some(error) = settings.error {
+                return Err(clap::Error::raw(ErrorKind::InvalidValue, error));
+            }
+            options.switch.origins = origins;
+        }
+        Command::Wait(options) => options.switch.origins = origins,
+        Command::Check(options) => options.switch.origins = origins,
+        Command::Explain(options) => options.switch.origins = origins,
+        _ => {}
     }
+    Ok(command)
 }
 
 fn execute(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Run(options) => run::run(*options)?,
+        Command::Run(options) => return run::run(*options),
         Command::Check(options) => check::run(&options)?,
         Command::Wait(options) => wait::run(options)?,
         Command::Get(options) => get::run(&options)?,
+        Command::Explain(options) => return explain::run(options),
+        Command::Trace(options) => trace::run(&options)?,
         Command::Resolve(options) => resolve::run(&options)?,
+        Command::Set(options) => set::run(&options)?,
+        Command::Bugreport(options) => bugreport::run(&options)?,
         Command::Reseed(options) => reseed::run(&options)?,
         Command::Cleanup(options) => cleanup::run(&options)?,
         Command::Version => version::run()?,
@@ -270,9 +396,13 @@ fn run_dir(run: &clap::Command, arguments: impl Iterator<Item = OsString>) -> Pa
     given.unwrap_or_default().into()
 }
 
-/// Part of a text that an error shows.
+/// Part of a text that an error shows. A URL is without user, password and query, which may be secret: errors are
+/// logged, and recorded in the run directory.
 fn shorten(text: &str) -> String {
-    text.chars().take(SHOWN_CHARS_MAX).collect()
+    let Some((scheme, rest)) = text.split_once("://") else { return text.chars().take(SHOWN_CHARS_MAX).collect() };
+    let rest = rest.split('?').next().unwrap_or_default();
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
+    format!("{scheme}://{rest}").chars().take(SHOWN_CHARS_MAX).collect()
 }
 
 fn print_error(error: &dyn Display) {
@@ -287,20 +417,39 @@ fn one_line(text: &dyn Display) -> String {
 
 /// Prints text that may be long; a reader that has had enough is no error.
 fn print(text: &str) -> anyhow::Result<()> {
-    use std::io::Write;
+    print_or_end(text).map(drop)
+}
+
+/// Refuses the id of a process that does not exist.
+fn check_process(pid: u32) -> Result<(), clap::Error> {
+    if std::path::Path::new("/proc").join(pid.to_string()).exists() {
+        return Ok(());
+    }
+    let message = format!("--pid {pid}: there is no such process in this PID namespace");
+    Err(clap::Error::raw(ErrorKind::ValueValidation, message))
+}
+
+/// Prints text that may be long. Returns false if its reader has had enough.
+fn print_or_end(text: &str) -> anyhow::Result<bool> {
+    use std::io::{ErrorKind, Write};
     match plain::Plain(std::io::stdout().lock()).write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        printed => Ok(printed.context("stdout").map(|()| true)?),
     }
 }
 
-fn print_rows(rows: impl Iterator<Item = crate::report::FrontendRow>, format: Format) -> anyhow::Result<()> {
-    use std::io::{BufWriter, ErrorKind, Write};
-    if let Format::Table = format {
-        return print(&crate::report::frontends_text(rows));
+fn print_rows(rows: impl Iterator<Item = FrontendRow>, format: Format) -> anyhow::Result<()> {
+    match format {
+        Format::Table => print(&table_text(&rows.collect::<Vec<_>>(), terminal::layout())),
+        Format::Json => print_json_rows(rows),
     }
+}
+
+/// Prints one row after the other, as there may be very many.
+fn print_json_rows(rows: impl Iterator<Item = FrontendRow>) -> anyhow::Result<()> {
+    use std::io::{BufWriter, ErrorKind, Write};
     let mut output = plain::Plain(BufWriter::new(std::io::stdout().lock()));
-    let written = crate::report::write_frontends_json(rows, &mut output).map_err(std::io::Error::from);
+    let written = write_frontends_json(rows, &mut output).map_err(std::io::Error::from);
     match written.and_then(|()| output.write_all(b"\n")).and_then(|()| output.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),

@@ -1,16 +1,18 @@
 //! Validated configuration of `cproxy run`; no I/O.
 
 mod changes;
+mod setting_rows;
 
-use std::{fmt, path::PathBuf};
+use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 pub use changes::{Change, Changes};
 use cproxy_core::{Balance, Exclusions, NodeContext};
 use cproxy_datapath::sockets::Mode;
 use cproxy_wire::ApiServer;
+pub use setting_rows::SettingRow;
 use tracing::Level;
 
-use cproxy_daemon::LogFormat;
+use cproxy_daemon::{ListenAddress, LogFormat};
 
 pub use crate::canary::CanaryAddresses;
 
@@ -45,9 +47,32 @@ pub struct TableSettings {
     pub terminate_sockets: Mode,
 }
 
+/// Counters of calls by Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceCounting {
+    /// The programs do not count.
+    #[default]
+    Off,
+    /// The programs count.
+    On,
+}
+
+impl ServiceCounting {
+    /// Its name on the command line.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::On => "on",
+        }
+    }
+}
+
 /// Configuration of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// Whether the agent does anything on this machine. An agent that runs has found it so at its start.
+    pub enabled: bool,
     /// Source of the objects.
     pub source: ObjectSource,
     /// Manifest to serve until the first complete sync.
@@ -62,8 +87,14 @@ pub struct Config {
     pub balance: Balance,
     /// Stale sockets to close.
     pub terminate_sockets: Mode,
+    /// Whether calls are counted by Service.
+    pub service_counters: ServiceCounting,
     /// Addresses by which the agent tests its own programs.
     pub canary: CanaryAddresses,
+    /// Address of `/metrics`, if there is one.
+    pub metrics_address: Option<ListenAddress>,
+    /// Address of the health checks, if there is one.
+    pub healthz_address: Option<ListenAddress>,
     /// Directory of pinned maps and links.
     pub pin_dir: PathBuf,
     /// Run directory, with `ready` and `cproxy.sock`.
@@ -72,6 +103,8 @@ pub struct Config {
     pub log_level: Level,
     /// Format of log lines.
     pub log_format: LogFormat,
+    /// Where flags got their values, by the name of the flag; defaults are left out.
+    pub origins: BTreeMap<String, String>,
 }
 
 impl fmt::Display for ObjectSource {
@@ -116,7 +149,16 @@ impl fmt::Display for Config {
             Mode::Udp => "stale UDP sockets",
             Mode::All => "all stale sockets",
         };
-        write!(f, "; closes {closed}; canary {}", self.canary)?;
+        write!(f, "; closes {closed}")?;
+        if self.service_counters == ServiceCounting::On {
+            f.write_str("; counts calls by Service")?;
+        }
+        write!(f, "; canary {}", self.canary)?;
+        for (name, address) in [("metrics", &self.metrics_address), ("health checks", &self.healthz_address)] {
+            if let Some(address) = address {
+                write!(f, "; {name} at {address}")?;
+            }
+        }
         write!(f, "; pins in {}, run directory {}", self.pin_dir.display(), self.run_dir.display())
     }
 }

@@ -6,7 +6,6 @@ mod files;
 mod parse;
 mod poller;
 mod watch;
-mod yaml;
 
 pub use contents::{Contents, ParseOptions, WholeObject};
 pub use files::{Change, Files, ManifestError};

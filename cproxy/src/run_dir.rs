@@ -25,7 +25,11 @@
 //! | `services` | frontends as in the JSON contract, with names and without backends, which the kernel has |
 //! | `gauges` | gauges of the agent as a JSON object |
 //! | `source` | source of the agent as a JSON object |
+//! | `explain TARGET` | the agent's view of an address or a Service as a JSON object |
 //! | `health` | health of the programs as a JSON object, after a look at them |
+//! | `config` | settings in force as a JSON array, each with its origin |
+//! | `log` | the last lines of the log |
+//! | `log-level LEVEL` | `ok`, or `error: ` and the reason |
 //! | `reseed` | `ok`, once backends are chosen from a new seed and `ready` has gone, or `error: ` and the reason |
 //! | any other | `error: ` and the names of the requests |
 //!
@@ -42,8 +46,10 @@ mod server;
 mod wait;
 
 pub use client::{
-    agent, exchange, explain_silence, fetch_gauges, fetch_health, fetch_services, fetch_source, request_reseed,
+    agent, exchange, explain_silence, fetch_config, fetch_explanation, fetch_gauges, fetch_health, fetch_log,
+    fetch_services, fetch_source, request_log_level, request_reseed,
 };
+pub use files::read_states;
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
 pub use server::{Request, Restored, respond, send, serve};

@@ -1,4 +1,5 @@
-//! Builds the eBPF programs of `cproxy-ebpf` for the kernel's instruction set, so that the agent can embed them.
+//! Builds the eBPF programs of `cproxy-ebpf` for the kernel's instruction set, so that the agent can embed them: the
+//! plain set and, with points of observation, the tracing set.
 //!
 //! The compiler is not this build's own: `core` must be built for a target that no toolchain ships. `cargo xtask setup`
 //! finds or installs one and writes down where it is.
@@ -13,8 +14,15 @@ use std::{
 };
 
 use object::build::elf::{Builder, SectionData};
+use zstd_safe::{CCtx, CParameter};
 
 const PROGRAMS: &str = "cproxy-programs";
+/// Feature of each set, and its name here.
+const SETS: [(&str, &str); 2] = [("programs", PROGRAMS), ("trace", "cproxy-tracing-programs")];
+/// Highest level of zstd.
+const LEVEL: i32 = 22;
+/// Distance of repetitions, as a power of two: both sets are within it.
+const WINDOW_LOG: u32 = 19;
 const TARGET: &str = "bpfel-unknown-none";
 
 fn main() {
@@ -32,14 +40,42 @@ fn run() -> Result<(), String> {
         println!("cargo::rerun-if-changed={}", workspace.join(path).display());
     }
     let toolchain = Toolchain::read()?;
+    // Each set is packed as the difference from the one before it.
+    let mut before = Vec::new();
+    for (feature, name) in SETS {
+        let programs = build_set(&toolchain, workspace, feature)?;
+        let output = out_dir.join(name);
+        let packed = packed(&programs, &before).map_err(|error| format!("packing {name}: {error}"))?;
+        fs::write(&output, packed).map_err(|error| format!("{}: {error}", output.display()))?;
+        before = programs;
+    }
+    Ok(())
+}
+
+/// Builds a set, and returns its object.
+fn build_set(toolchain: &Toolchain, workspace: &Path, feature: &str) -> Result<Vec<u8>, String> {
     // Shared by all profiles of the agent: the programs are the same for each.
     let target_dir = workspace.join("target/ebpf");
-    toolchain.build(workspace, &target_dir)?;
+    toolchain.build(workspace, &target_dir, feature)?;
     let built = target_dir.join(TARGET).join("release").join(PROGRAMS);
     let failed = |error: &dyn Display| format!("{}: {error}", built.display());
     let programs = fs::read(&built).map_err(|error| failed(&error))?;
-    let programs = without_debug_sections(&programs).map_err(|error| failed(&error))?;
-    fs::write(out_dir.join(PROGRAMS), programs).map_err(|error| failed(&error))
+    without_debug_sections(&programs).map_err(|error| failed(&error))
+}
+
+/// The programs as the agent embeds them: their length as four bytes, the lowest first, and a zstd frame (RFC 8878) for
+/// whose decoder `before` is the content that came before.
+fn packed(programs: &[u8], before: &[u8]) -> Result<Vec<u8>, String> {
+    let text = |code| zstd_safe::get_error_name(code).to_owned();
+    let length = u32::try_from(programs.len()).map_err(|error| error.to_string())?;
+    let mut encoder = CCtx::create();
+    for parameter in [CParameter::CompressionLevel(LEVEL), CParameter::WindowLog(WINDOW_LOG)] {
+        encoder.set_parameter(parameter).map_err(text)?;
+    }
+    encoder.ref_prefix(before).map_err(text)?;
+    let mut frame = Vec::with_capacity(zstd_safe::compress_bound(programs.len()));
+    encoder.compress2(&mut frame, programs).map_err(text)?;
+    Ok([&length.to_le_bytes(), frame.as_slice()].concat())
 }
 
 /// The linker makes BTF from the compiler's debug information, which then is three quarters of the file and of no more
@@ -88,10 +124,10 @@ impl Toolchain {
         if all_exist { Ok(found) } else { Err(missing.to_owned()) }
     }
 
-    fn build(&self, workspace: &Path, target_dir: &Path) -> Result<(), String> {
+    fn build(&self, workspace: &Path, target_dir: &Path, feature: &str) -> Result<(), String> {
         let mut command = Command::new(&self.cargo);
         command.current_dir(workspace).args(["build", "--release", "--package", "cproxy-ebpf", "--bin", PROGRAMS]);
-        command.args(["--features", "programs", "--target", TARGET, "-Z", "build-std=core", "--target-dir"]);
+        command.args(["--features", feature, "--target", TARGET, "-Z", "build-std=core", "--target-dir"]);
         command.arg(target_dir);
         // The verifier reads every instruction: speed and simplicity count here, not the size of a binary.
         for setting in ["opt-level=3", "debug=2", "strip=\"none\"", "lto=\"thin\""] {

@@ -57,8 +57,8 @@ fn check_socket_line(line: &str) {
     let Some(info) = proc_net::parse_line(line) else { return };
     assert_ne!(info.inode, 0, "{line:?}");
     let [local, peer] = [info.local, info.peer].map(written);
-    let (uid, inode) = (info.uid, info.inode);
-    let again = format!("  0: {local} {peer} 01 00000000:00000000 00:00000000 00000000 {uid} 0 {inode} 2 0 0");
+    let (uid, inode, retransmits) = (info.uid, info.inode, info.retransmits);
+    let again = format!("  0: {local} {peer} 01 00000000:00000000 00:00000000 {retransmits:08X} {uid} 0 {inode} 2 0 0");
     assert_eq!(proc_net::parse_line(&again), Some(info), "{line:?}");
 }
 

@@ -6,8 +6,13 @@
 use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
 use cproxy::{
-    report::{CanaryReport, FrontendRow, HealthReport, Names, SourceReport, counters_text, frontends_text},
+    config::SettingRow,
+    controls::Controls,
+    report::{
+        AgentReport, CanaryReport, FrontendRow, HealthReport, Layout, Names, SourceReport, counters_text, table_text,
+    },
     run_dir::{Request, exchange, respond},
+    target::Target,
 };
 use cproxy_core::{KernelSet, printable};
 use libfuzzer_sys::fuzz_target;
@@ -37,7 +42,9 @@ fuzz_target!(|input: &[u8]| {
 async fn check_request(bytes: &[u8], piece: usize) {
     let (client, server) = tokio::net::UnixStream::pair().unwrap();
     let (requests, owner) = mpsc::channel(1);
-    let (_, (), response) = tokio::join!(respond(server, requests), own_table(owner), ask(client, bytes, piece));
+    let controls = Controls::of_nothing();
+    let answered = respond(server, requests, &controls);
+    let (_, (), response) = tokio::join!(answered, own_table(owner), ask(client, bytes, piece));
     // A request ends with its line. Of a longer line, the agent reads as much as no request has.
     let line = bytes.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
     match line {
@@ -46,6 +53,17 @@ async fn check_request(bytes: &[u8], piece: usize) {
         b"source\n" => assert_eq!(from_slice::<SourceReport>(&response).unwrap(), source()),
         b"health\n" => assert_eq!(from_slice::<HealthReport>(&response).unwrap(), health()),
         b"reseed\n" => assert_eq!(response, b"ok\n"),
+        b"config\n" => assert_eq!(response, b"[]"),
+        b"log\n" => assert_eq!(response, b""),
+        line if line.starts_with(b"log-level ") => {
+            assert!(response == b"ok\n" || response.starts_with(b"error: the levels are ") || response.is_empty());
+        }
+        line if line.starts_with(b"explain ") => match std::str::from_utf8(&line[b"explain ".len()..]) {
+            Ok(target) if target.parse::<Target>().is_ok() => {
+                assert_eq!(from_slice::<AgentReport>(&response).unwrap(), report());
+            }
+            _ => assert!(response.is_empty() || response.starts_with(b"error: "), "{response:?}"),
+        },
         _ => assert!(response.is_empty() || response.starts_with(b"error: the requests are: "), "{response:?}"),
     }
 }
@@ -71,6 +89,7 @@ async fn own_table(mut requests: mpsc::Receiver<Request>) {
             Request::Gauges(sender) => drop(sender.send(vec![("frontends", 7)])),
             Request::Source(sender) => drop(sender.send(source())),
             Request::Health(sender) => drop(sender.send(health())),
+            Request::Explain(_, sender) => drop(sender.send(report())),
             Request::Reseed(sender) => drop(sender.send(Ok(()))),
             other => panic!("a client has sent {other:?}"),
         }
@@ -85,6 +104,11 @@ fn health() -> HealthReport {
     HealthReport { differences: Vec::new(), canary: CanaryReport::Reached, repairs: 1 }
 }
 
+fn report() -> AgentReport {
+    let (services, unserved, node_name, synced_seconds) = Default::default();
+    AgentReport { services, unserved, source: source(), node_name, has_node: false, synced_seconds }
+}
+
 /// Whatever an agent answers, commands print lines of text that steer no terminal.
 fn check_answer(bytes: &[u8]) {
     let (mut agent, command) = UnixStream::pair().unwrap();
@@ -96,10 +120,14 @@ fn check_answer(bytes: &[u8]) {
         let frontends: Vec<_> = rows.iter().filter_map(FrontendRow::frontend).collect();
         let names: Names = rows.into_iter().collect();
         let named = |&frontend| FrontendRow::named(frontend, &KernelSet::default(), &names);
-        check_lines(&frontends_text(frontends.iter().map(named)), frontends.len() + 1);
+        let rows: Vec<_> = frontends.iter().map(named).collect();
+        check_lines(&table_text(&rows, Layout::Plain), frontends.len() + 1);
     }
     if let Ok(gauges) = from_slice::<std::collections::BTreeMap<String, u64>>(&response) {
         check_lines(&counters_text(&gauges.clone().into_iter().collect::<Vec<_>>()), gauges.len() + 1);
+    }
+    if let Ok(rows) = from_slice::<Vec<SettingRow>>(&response) {
+        check_lines(&table_text(&rows, Layout::Wide), rows.len() + 1);
     }
     if let Ok(source) = from_slice::<SourceReport>(&response) {
         check_lines(&format!("{source}\n"), 1);

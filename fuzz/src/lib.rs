@@ -90,7 +90,7 @@ fn check_rows(rows: &[Row]) {
     assert!(rows.is_sorted_by(|a, b| a.frontend < b.frontend), "one row for each frontend, sorted: {rows:#?}");
     rows.iter().for_each(check_row);
     let report: Vec<_> = rows.iter().map(FrontendRow::from).collect();
-    let text = report::frontends_text(report.iter().cloned());
+    let text = report::table_text(&report, report::Layout::Plain);
     assert!(!text.replace('\n', "").contains(char::is_control), "{text:?} has control characters");
     let mut json = Vec::new();
     report::write_frontends_json(report.iter().cloned(), &mut json).unwrap();

@@ -131,15 +131,21 @@ fn failure(code: u16) -> String {
     json!({"kind": "Status", "status": "Failure", "message": "so the test wants it", "code": code}).to_string()
 }
 
-/// Answers every request over TLS with an error. The files of the certificate and its key are read for each client.
+/// Answers every request over TLS with an error and this header, a whole line or nothing. The files of the certificate
+/// and its key are read for each client.
 ///
 /// # Panics
 /// When it cannot listen.
-pub fn refuse_over_tls(sandbox: &Sandbox, address: SocketAddr, code: u16, files: [PathBuf; 2]) -> Server {
+pub fn refuse_over_tls(
+    sandbox: &Sandbox,
+    address: SocketAddr,
+    (code, header): (u16, &str),
+    files: [PathBuf; 2],
+) -> Server {
     let body = failure(code);
     let response = format!(
         "HTTP/1.1 {code} as it likes\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n{body}",
+         Connection: close\r\n{header}\r\n{body}",
         body.len()
     );
     echo::listen(sandbox, address, move |mut stream, _, _| {

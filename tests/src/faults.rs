@@ -123,7 +123,7 @@ pub fn chosen_injections(name: &str, calls: &[Call], sample: usize) -> Vec<Injec
 }
 
 /// All faults at the first and the last call of each site, in the order of the first calls.
-fn injections(calls: &[Call]) -> Vec<Injection> {
+pub fn injections(calls: &[Call]) -> Vec<Injection> {
     let mut counts = BTreeMap::<&Site, usize>::new();
     for call in calls {
         *counts.entry(&call.site).or_default() += 1;

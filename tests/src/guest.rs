@@ -72,6 +72,33 @@ const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
 /// Number of guests so far, for unique names.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
+/// A machine that QEMU emulates.
+#[derive(Debug)]
+struct Machine {
+    architecture: &'static str,
+    qemu: &'static str,
+    options: &'static [&'static str],
+    /// Its serial console to Linux.
+    console: &'static str,
+}
+
+/// Machines by their architectures.
+const MACHINES: [Machine; 2] = [
+    Machine {
+        architecture: "x86_64",
+        qemu: "qemu-system-x86_64",
+        options: &["-M", "q35", "-cpu", "qemu64,+rdrand"],
+        console: "ttyS0",
+    },
+    Machine {
+        architecture: "aarch64",
+        qemu: "qemu-system-aarch64",
+        // Graviton 2 and Altra have a descendant of this core.
+        options: &["-M", "virt", "-cpu", "cortex-a72"],
+        console: "ttyAMA0",
+    },
+];
+
 /// A guest kernel: the file `vmlinux` or `kernel` of a directory, and its modules in `modules`, which the guest loads
 /// in the order of their names.
 #[derive(Clone, Debug)]
@@ -95,6 +122,14 @@ impl Kernel {
     fn file(&self) -> PathBuf {
         let elf = self.0.join("vmlinux");
         if elf.exists() { elf } else { self.0.join("kernel") }
+    }
+
+    /// Machine of its architecture, which the file `architecture` names; without it, this machine's.
+    fn machine(&self) -> &'static Machine {
+        let name = fs::read_to_string(self.0.join("architecture"));
+        let name = name.as_deref().map_or(std::env::consts::ARCH, str::trim);
+        let machine = MACHINES.iter().find(|machine| machine.architecture == name);
+        machine.unwrap_or_else(|| panic!("no machine is known for a kernel of {name}"))
     }
 
     fn modules(&self) -> Vec<PathBuf> {
@@ -244,6 +279,12 @@ impl<'s> GuestImage<'s> {
         self.directory.join(format!("vsock_{port}"))
     }
 
+    /// Path of the unix socket through which the host connects to the guest's vsock ports: the first line is
+    /// `CONNECT PORT`, and so is the answer's `OK`.
+    pub fn vsock_entrance(&self) -> PathBuf {
+        self.directory.join("vsock")
+    }
+
     /// Adds a device with a VM generation id, which is another one after each [`SavedGuest::restore`].
     #[must_use]
     pub fn with_generation_id(mut self) -> Self {
@@ -298,7 +339,7 @@ impl<'s> GuestImage<'s> {
     fn start_vsock(&self) -> Daemon {
         let mut command = Command::new(path_from_env(VSOCK_DEVICE_VARIABLE, "cargo xtask vm test"));
         command.args(["--guest-cid", VSOCK_CID]).arg("--socket").arg(self.vsock_device());
-        command.arg("--uds-path").arg(self.directory.join("vsock"));
+        command.arg("--uds-path").arg(self.vsock_entrance());
         let mut daemon = Daemon::spawn(self.sandbox, "vhost-device-vsock", Placement::Unhooked, command);
         daemon.wait_until(QEMU_TIMEOUT, "it waits for QEMU", |_| fs::metadata(self.vsock_device()));
         daemon
@@ -322,8 +363,9 @@ impl<'s> GuestImage<'s> {
     }
 
     fn command(&self, initrd: &Path, console: &Path) -> Command {
-        let mut command = Command::new("qemu-system-x86_64");
-        command.args(["-M", "q35", "-accel", "tcg", "-cpu", "qemu64,+rdrand", "-smp", "1"]);
+        let machine = self.kernel.machine();
+        let mut command = Command::new(machine.qemu);
+        command.args(machine.options).args(["-accel", "tcg", "-smp", "1"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.arg("-m").arg(self.memory_mib.to_string());
         if self.counts_instructions {
@@ -350,7 +392,8 @@ impl<'s> GuestImage<'s> {
     }
 
     fn command_line(&self) -> String {
-        let own = ["console=ttyS0", "panic=-1", "reboot=t", "quiet", &format!("rdinit=/{FIRST_PROCESS}")].join(" ");
+        let console = format!("console={}", self.kernel.machine().console);
+        let own = [console.as_str(), "panic=-1", "reboot=t", "quiet", &format!("rdinit=/{FIRST_PROCESS}")].join(" ");
         let workload = self.workload.iter().flat_map(|words| ["--", words.as_str()]);
         let words = [own.as_str()].into_iter().chain(self.parameters.iter().map(String::as_str)).chain(workload);
         words.collect::<Vec<_>>().join(" ")

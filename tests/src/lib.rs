@@ -16,6 +16,8 @@ pub mod api;
 pub mod audit;
 pub mod control_plane;
 pub mod echo;
+// It reads the registers of x86_64.
+#[cfg(target_arch = "x86_64")]
 pub mod faults;
 pub mod guest;
 pub mod http;
@@ -47,7 +49,7 @@ mod credentials;
 mod directory;
 mod done;
 mod mounts;
-mod netns;
+pub mod netns;
 mod server;
 
 pub use done::Done;

@@ -314,13 +314,24 @@ pub fn other_cproxy<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S
     run_program(sandbox, binary, args, "")
 }
 
+/// Like [`cproxy`], with another variable in its environment.
+pub fn cproxy_with_variable<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S], (name, value): (&str, &str)) -> Output {
+    let mut command = command_in(sandbox, &cproxy_binary(), args);
+    command.env(name, value);
+    run(sandbox, Placement::Hooked, command, "", COMMAND_TIMEOUT)
+}
+
 fn run_program<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S], input: &str) -> Output {
+    run(sandbox, Placement::Hooked, command_in(sandbox, binary, args), input, COMMAND_TIMEOUT)
+}
+
+fn command_in<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S]) -> Command {
     let mut command = cproxy_command(binary.to_owned());
     command.args(args);
     command.env("CPROXY_CGROUP", sandbox.cgroup());
     command.env("CPROXY_PIN_DIR", sandbox.pin_dir());
     command.env("CPROXY_RUN_DIR", sandbox.run_dir());
-    run(sandbox, Placement::Hooked, command, input, COMMAND_TIMEOUT)
+    command
 }
 
 /// Arguments and environment of `cproxy run`, always with the sandbox's cgroup, pin directory and run directory.

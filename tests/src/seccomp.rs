@@ -141,6 +141,7 @@ pub(crate) fn load(filter: &[libc::sock_filter], flags: libc::c_ulong) -> io::Re
 }
 
 /// A filter that stops a traced process at these calls.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn tracing_filter(calls: &[libc::c_long]) -> Vec<libc::sock_filter> {
     let instruction = |code: u32, jt: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf: 0, k };
     let mut filter = vec![instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];

@@ -53,6 +53,38 @@ fn web() -> [Value; 2] {
     http_service("web", "10.96.0.10", ["10.244.0.1"])
 }
 
+#[test]
+fn credentials_in_an_address_are_neither_used_nor_repeated() {
+    let sandbox = Sandbox::for_test();
+    let kubeconfig = manifest::write_text(
+        sandbox.dir(),
+        "kubeconfig",
+        "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], users: [{name: u, user: {}}],\n\
+         clusters: [{name: c, cluster: {server: 'https://user:hidden@10.0.0.1'}}]}\n",
+    );
+    for arguments in [
+        ["--apiserver", "https://user:hidden@10.0.0.1:6443"],
+        ["--apiserver", "https://10.0.0.1/?token=hidden"],
+        ["--apiserver", "https://user:hidden@[::1"],
+        ["--kubeconfig", kubeconfig.to_str().unwrap()],
+    ] {
+        let output = cproxy(&sandbox, &[&["run"], arguments.as_slice()].concat());
+        assert_ne!(output.code, 0);
+        assert!(output.stderr.contains(arguments[0]), "{output:?}");
+        let wait = cproxy(&sandbox, &["wait", "--timeout", "0"]);
+        assert!(wait.stderr.contains(arguments[0]), "{wait:?}");
+        for text in [&output.stdout, &output.stderr, &wait.stderr] {
+            assert!(!text.contains("hidden"), "{text}");
+        }
+    }
+    let settings = manifest::write_text(sandbox.dir(), "settings", "apiserver = https://user:hidden@10.0.0.1\n");
+    let mut command = Command::new(cproxy_binary());
+    command.arg("run").env("CPROXY_CONFIG", settings).env("CPROXY_RUN_DIR", sandbox.run_dir());
+    let output = run(&sandbox, Placement::Hooked, command, "", SYNC);
+    assert!(output.code == 2 && output.stderr.contains("settings, line 1"), "{output:?}");
+    assert!(!output.stderr.contains("hidden"), "{output:?}");
+}
+
 /// A manifest with a good Service.
 fn good(sandbox: &Sandbox) -> PathBuf {
     manifest::write(&sandbox.manifest_dir(), "web.json", web())
@@ -90,7 +122,7 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         (&["run", "--apiserver", "ftp://x"], "https://"),
         (&["run", "--apiserver", "http://10.0.0.1"], "'--apiserver <URL>...': over http the token could be read"),
         (&["get", "pods"], "services"),
-        (&["get", "services", "-o", "yaml"], "json"),
+        (&["get", "services", "-o", "xml"], "json"),
         (&["resolve"], "--manifests"),
         (&["resolve", "--manifests", ".", "--explain", "web"], "default/web"),
         (&["resolve", "--manifests", ".", "--explain", "a/b/c"], "default/web"),
@@ -132,7 +164,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
             "no-text",
             "current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n\
              clusters: [{name: k, cluster: {server: 'https://127.0.0.1'}}]\nusers: [{name: u, user: {token: [t]}}]\n",
-            "line 4",
+            "users[0].user",
         ),
     ] {
         let path = file(name, text);

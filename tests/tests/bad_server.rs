@@ -779,9 +779,11 @@ fn names_from_a_server_steer_no_terminal_and_begin_no_line() {
         assert_plain("log", &agent.log());
 
         let wait = ["wait", "--timeout", "0", "--for", "default/web"];
-        let commands: [&[&str]; 8] = [
+        let commands: [&[&str]; 10] = [
             &["get", "services"],
             &["get", "services", "-o", "json"],
+            &["get", "services", "-o", "yaml"],
+            &["get", "services", "-o", "name"],
             &["get", "backends"],
             &["get", "backends", "-o", "json"],
             &["get", "counters"],

@@ -5,14 +5,19 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::{SocketAddr, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    os::fd::AsFd,
     process::Command,
 };
 
-use cproxy_datapath::bpf::{self, Features, PinDir, Program};
+use cproxy_datapath::bpf::{
+    self, Features, PinDir, Program, ProgramSet,
+    syscalls::{bpf_attach_type, bpf_prog_type, exit, link_create, load_program, move_to},
+};
 use cproxy_tests::{
     UNMOUNT_CGROUP2,
-    manifest::{self, Service},
+    manifest::{self, Service, Slice},
+    nameserver::{NameAnswer, Nameserver, program_with_nameserver},
     process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
     sandbox::{Placement, Sandbox},
     world::{SYNC, start_agent},
@@ -20,7 +25,7 @@ use cproxy_tests::{
 use serde_json::Value;
 
 /// Names that are part of the contract; more may be added.
-const NAMES: [&str; 26] = [
+const NAMES: [&str; 29] = [
     "kernel",
     "capabilities",
     "cgroup2",
@@ -47,6 +52,9 @@ const NAMES: [&str; 26] = [
     "confinement",
     "attached",
     "source",
+    "api_server",
+    "ipv4",
+    "ipv6",
 ];
 
 /// Runs a shell script in a mount namespace of its own, where `$cproxy` is the program under test with the sandbox's
@@ -201,7 +209,7 @@ fn a_cgroup_below_the_root_is_a_warning_of_every_command() {
     let found = requirements(&output);
     for (name, start) in [("cgroup2", place.clone()), ("attached", format!("to {place}"))] {
         let (state, detail) = found[name];
-        assert!(state == "limited" && detail.starts_with(&start) && detail.contains("--cgroup"), "{name}: {output:?}");
+        assert!(state == "degraded" && detail.starts_with(&start) && detail.contains("--cgroup"), "{name}: {output:?}");
     }
 }
 
@@ -241,7 +249,7 @@ fn check_names_the_hooked_cgroup_until_the_hooks_are_gone() {
     fs::create_dir(&other).unwrap();
     start(other.clone());
     let (code, answer) = attached();
-    assert!(code == 0 && answer.starts_with("limited to another cgroup, with id "), "{answer}");
+    assert!(code == 0 && answer.starts_with("degraded to another cgroup, with id "), "{answer}");
 
     // The kernel releases the link some time after the cgroup.
     fs::remove_dir(&other).unwrap();
@@ -274,7 +282,11 @@ fn check_names_what_a_running_agent_follows() {
 
     let _agent = Agent::new(&sandbox).args(["--apiserver", "unix:///nowhere,unix:///either"]).start();
     eventually(SYNC, "the agent tries its servers", || match source() {
-        text if text.starts_with("limited follows unix:///") && text.ends_with("confirmed nothing yet") => Ok(()),
+        text if text.starts_with("degraded follows unix:///")
+            && text.contains("confirmed nothing yet; cannot list") =>
+        {
+            Ok(())
+        }
         text => Err(text),
     });
 }
@@ -309,7 +321,7 @@ fn a_kernel_without_the_errno_helper_refuses_with_eperm() {
     };
     let before = objects();
     let install = |errno_helper| -> BTreeMap<&str, u32> {
-        let counts = bpf::install(&pins, sandbox.cgroup(), Features { errno_helper }).unwrap();
+        let counts = bpf::install(&pins, sandbox.cgroup(), Features { errno_helper }, ProgramSet::Plain).unwrap();
         counts.into_iter().map(|(program, count)| (program.link, count)).collect()
     };
     let without = install(false);
@@ -321,4 +333,76 @@ fn a_kernel_without_the_errno_helper_refuses_with_eperm() {
     }
     assert_eq!(with.len(), Program::ALL.len());
     assert_eq!(objects(), before, "constants are not pinned");
+}
+
+#[test]
+fn programs_of_others_are_named_with_their_cgroup() {
+    let sandbox = Sandbox::for_test();
+    let line = || {
+        let output = cproxy(&sandbox, &["check"]).success();
+        let (state, detail) = requirements(&output)["other_programs"];
+        format!("{state} {detail}")
+    };
+    assert!(line().starts_with("ok none in "), "{}", line());
+    let below = sandbox.cgroup().join("below");
+    fs::create_dir(&below).unwrap();
+    let hook = bpf_attach_type::BPF_CGROUP_INET4_CONNECT;
+    let program_type = bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR;
+    let program = load_program(program_type, hook as u32, &[move_to(0, 1), exit()], "somebody_elses").unwrap();
+    let link = link_create(program.as_fd(), fs::File::open(&below).unwrap().as_fd(), hook as u32).unwrap();
+    let expected = |text: &str| {
+        text.starts_with("degraded ")
+            && text.ends_with(&format!(" (somebody_elses) at connect4 in {}", below.display()))
+    };
+    assert!(expected(&line()), "{}", line());
+    let _agent = start_agent(&sandbox);
+    assert!(expected(&line()), "ours are not among them: {}", line());
+    drop(link);
+    fs::remove_dir(&below).unwrap();
+    eventually(SYNC, "the program has gone", || if line().starts_with("ok ") { Ok(()) } else { Err(line()) });
+}
+
+#[test]
+fn backends_without_a_route_are_counted() {
+    let sandbox = Sandbox::for_test();
+    sandbox.add_address("10.244.0.1");
+    let service = Service::new("web").cluster_ips(["10.96.0.10", "fd00:10:96::a"]).tcp("http", 80, 8080);
+    let slice = Slice::v4("web").tcp("http", 8080).ready(["10.244.0.1", "203.0.113.9"]);
+    manifest::write(&sandbox.manifest_dir(), "web.json", [service.into(), slice.into()]);
+    let _agent = start_agent(&sandbox);
+    let output = cproxy(&sandbox, &["check"]).success();
+    let (state, detail) = requirements(&output)["ipv4"];
+    assert!(state == "degraded" && detail.starts_with("no route to 1 of 2 backends, such as 203.0.113.9"), "{detail}");
+    assert_eq!(requirements(&output)["ipv6"], ("ok", "no default route; no Service needs it"));
+}
+
+#[test]
+fn the_nameserver_is_asked_as_applications_ask_it() {
+    let sandbox = Sandbox::for_test();
+    let pod = Ipv4Addr::new(10, 244, 0, 53);
+    sandbox.add_address(pod);
+    let names = Nameserver::start(&sandbox, pod, NameAnswer::NoName);
+    let vip = Ipv4Addr::new(10, 96, 0, 10);
+    let service = Service::new("kube-dns").namespace("kube-system").cluster_ips([vip]).udp("dns", 53, 53);
+    let slice = Slice::v4("kube-dns").namespace("kube-system").udp("dns", 53).ready([pod]);
+    manifest::write(&sandbox.manifest_dir(), "dns.json", [service.into(), slice.into()]);
+    let program = program_with_nameserver(&sandbox, "check", &cproxy_binary(), vip);
+    let line = |placement| {
+        let mut command = Command::new(&program);
+        command.arg("check").env("CPROXY_CGROUP", sandbox.cgroup());
+        command.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
+        let output = run(&sandbox, placement, command, "", SYNC).success();
+        let (state, detail) = requirements(&output)["dns"];
+        format!("{state} {detail}")
+    };
+    let without = line(Placement::Hooked);
+    assert!(without.starts_with("degraded ") && without.contains("not by name"), "{without}");
+    let _agent = start_agent(&sandbox);
+    let found = line(Placement::Hooked);
+    assert!(found.starts_with("ok 10.96.0.10 (kube-system/kube-dns) answered after "), "{found}");
+    let outside = line(Placement::Unhooked);
+    assert!(outside.starts_with("ok 10.96.0.10 (kube-system/kube-dns) is a ClusterIP, and this process"), "{outside}");
+    names.set(NameAnswer::Silence);
+    let silent = line(Placement::Hooked);
+    assert!(silent.contains("10.96.0.10 (kube-system/kube-dns): no answer within 2s"), "{silent}");
 }

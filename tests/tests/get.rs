@@ -1,5 +1,5 @@
-//! `cproxy get backends` and `cproxy get sockets`: their output for real tables and for real sockets of every form, and
-//! the absence of side effects. The tests of settings include `get services` and `get counters`.
+//! `cproxy get`: its output for real tables and for real sockets of every form, in all formats and widths, and the
+//! absence of side effects. The tests of settings include `get services` and `get counters`.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call or a missing name is a failed test")]
 
@@ -15,7 +15,7 @@ use std::{
 use cproxy_tests::{
     echo,
     manifest::{self, Endpoint, Service, Slice},
-    process::{Output, cproxy, cproxy_binary, eventually, run},
+    process::{Daemon, Output, cproxy, cproxy_binary, cproxy_with_variable, eventually, run},
     sandbox::{Placement, Sandbox},
     seccomp::{forbid_netlink, forbid_writes_to_maps},
     world::{Form, Host, PORT, SYNC, TCP, UDP, WEB, World, pod, rows, start_agent, web_with},
@@ -31,7 +31,7 @@ fn row(form: Form, protocol: &str, local: SocketAddr, number: u8, state: &str) -
         "service": "default/web", "port_name": port_name, "source": "ClusterIP",
         "protocol": protocol, "address": shown(WEB), "port": PORT,
         "backend": {"address": shown(pod(number)), "port": port}, "state": state,
-        "local": {"address": local.ip().to_canonical().to_string(), "port": local.port()},
+        "retransmits": 0, "local": {"address": local.ip().to_canonical().to_string(), "port": local.port()},
         "netns": netns(), "uid": 0, "pid": std::process::id(), "command": command(),
     })
 }
@@ -337,4 +337,158 @@ fn backends_are_listed_with_their_frontends() {
 /// The lines of the output, with one blank between words.
 fn lines(output: &Output) -> Vec<String> {
     output.stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+/// Runs `get` with these words, split at blanks.
+fn get(sandbox: &Sandbox, words: &str) -> Output {
+    let arguments: Vec<_> = std::iter::once("get").chain(words.split(' ')).collect();
+    cproxy(sandbox, &arguments)
+}
+
+/// A world with the Services `default/web` (two frontends), `prod/web` and `prod/other`.
+fn three_services() -> World {
+    let service = |namespace: &str, name: &str, vip: &str| -> [Value; 2] {
+        let service = Service::new(name).namespace(namespace).cluster_ips([vip]).tcp("http", 80, TCP);
+        let slice = Slice::v4(name).namespace(namespace).tcp("http", TCP).ready((1..=9).map(|number| pod(number).v4));
+        [service.into(), slice.into()]
+    };
+    let two_ports = Service::new("web").cluster_ips(["10.96.0.11"]).tcp("http", 80, TCP).tcp("more", 81, TCP);
+    let slice = Slice::v4("web").tcp("http", TCP).tcp("more", TCP).ready([pod(1).v4]);
+    let objects = [service("prod", "web", "10.96.0.12"), service("prod", "other", "10.96.0.13")].concat();
+    World::builder().pods(1..=1).objects([[two_ports.into(), slice.into()].to_vec(), objects].concat()).start()
+}
+
+#[test]
+fn rows_are_filtered_by_service_and_namespace_and_named() {
+    let mut world = three_services();
+    let sandbox = &world.sandbox;
+    let names = |words: &str| get(sandbox, words).success().stdout.lines().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(names("services -o name"), ["default/web", "prod/other", "prod/web"]);
+    assert_eq!(names("services -o name -n prod"), ["prod/other", "prod/web"]);
+    assert_eq!(names("services -o name --service web"), ["default/web", "prod/web"]);
+    assert_eq!(names("services -o name --service prod/web --namespace prod"), ["prod/web"]);
+    assert_eq!(names("services -o name --service nothing"), [""; 0]);
+    assert_eq!(names("backends -o name --service default/web"), ["10.244.0.1:8080/TCP"]);
+    assert_eq!(names("backends -o name -n prod").len(), 9);
+    let of_default = get(sandbox, "backends -o json -n default").json();
+    assert_eq!(of_default[0]["frontends"].as_array().unwrap().len(), 2, "only those of the Service: {of_default}");
+    let (_stream, other) = (echo::connect_tcp(("10.96.0.11", 80)).unwrap().1, "sockets -o json -n prod");
+    assert_eq!(get(sandbox, other).json(), json!([]));
+    assert_eq!(get(sandbox, "sockets -o json --service web").json().as_array().unwrap().len(), 1);
+    assert!(names("sockets -o name")[0].ends_with("/TCP"));
+
+    for (words, message) in [
+        ("counters --service web", "counters and settings are of no single Service"),
+        ("sockets --watch", "--watch shows changes of services and backends only"),
+        ("services --watch -o name", "--watch prints table, wide or json"),
+    ] {
+        let output = get(sandbox, words);
+        assert_eq!((output.code, output.stderr.lines().count()), (2, 1), "{output:?}");
+        assert!(output.stderr.contains(message), "{output:?}");
+    }
+    world.agent.kill();
+    for words in ["services -n prod", "services -o name"] {
+        assert_failed(&get(&world.sandbox, words), &["the agent has the names of Services"]);
+    }
+    assert_eq!(get(&world.sandbox, "backends -o name").success().stdout.lines().count(), 9);
+}
+
+#[test]
+fn yaml_and_json_have_the_same_content() {
+    let world = three_services();
+    for state in ["services", "backends", "sockets"] {
+        let yaml = get(&world.sandbox, &format!("{state} -o yaml")).success().stdout;
+        let json = get(&world.sandbox, &format!("{state} -o json")).json();
+        assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), json, "{yaml}");
+    }
+    let yaml = get(&world.sandbox, "counters -o yaml").success().stdout;
+    let json = get(&world.sandbox, "counters -o json").json();
+    assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap()["frontends"], json["frontends"], "{yaml}");
+}
+
+/// Output of `get` on a terminal with this many columns.
+fn on_terminal(sandbox: &Sandbox, columns: u16, words: &str) -> Vec<String> {
+    let mut script = Command::new("script");
+    let line = format!("stty cols {columns}; exec {} get {words}", cproxy_binary().display());
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    script.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir()).env_remove("COLUMNS");
+    let output = run(sandbox, Placement::Hooked, script, "", SYNC).success();
+    // The terminal shows complaints, too.
+    let lines = output.stdout.lines().filter(|line| !line.starts_with("cproxy: "));
+    lines.map(|line| line.trim_end().to_owned()).collect()
+}
+
+#[test]
+fn tables_fit_the_terminal() {
+    let world = three_services();
+    let _stream = echo::connect_tcp(("10.96.0.11", 80)).unwrap().1;
+    let sandbox = &world.sandbox;
+    for columns in [80, 120, 200] {
+        for state in ["services", "backends", "sockets", "counters"] {
+            let lines = on_terminal(sandbox, columns, state);
+            let longest = lines.iter().map(|line| line.chars().count()).max().unwrap();
+            assert!(longest <= usize::from(columns), "{state}, {columns}: {lines:#?}");
+        }
+    }
+    let last = |columns| on_terminal(sandbox, columns, "services").pop().unwrap();
+    assert!(last(80).starts_with("prod/other") && last(80).ends_with(" more"), "{}", last(80));
+    assert!(last(200).matches("10.244.").count() > 5, "{}", last(200));
+    let plain = get(sandbox, "services").success().stdout;
+    assert!(plain.lines().next().unwrap().contains("AFFINITY") && plain.contains(", and 3 more"), "{plain}");
+    let wide = get(sandbox, "services -o wide").success().stdout;
+    assert!(!wide.contains(", and ") && wide.contains("10.244.0.9:8080"), "{wide}");
+}
+
+/// A `get --watch` whose output goes to its log.
+fn watching(sandbox: &Sandbox, words: &str) -> Daemon {
+    let mut command = Command::new(cproxy_binary());
+    command.arg("get").args(words.split(' '));
+    command.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
+    Daemon::spawn(sandbox, "watch", Placement::Hooked, command)
+}
+
+#[test]
+fn one_format_in_the_environment_fits_all_commands() {
+    let world = World::start([1]);
+    let vip = WEB.v4.to_string();
+    for (format, is_json) in [("wide", false), ("name", false), ("yaml", true), ("json", true)] {
+        for arguments in [&["explain", &vip][..], &["check"], &["get", "services"]] {
+            let output = cproxy_with_variable(&world.sandbox, arguments, ("CPROXY_OUTPUT", format));
+            let is_yaml = format == "yaml" && arguments[0] == "get";
+            assert!(output.code != 2, "{format} {arguments:?}: {output:?}");
+            assert_eq!(
+                output.stdout.starts_with(['{', '[']),
+                is_json && !is_yaml,
+                "{format} {arguments:?}: {output:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_watch_prints_each_row_that_changes_until_the_table_is_gone() {
+    let mut world = start();
+    let mut table = watching(&world.sandbox, "services --watch --service web");
+    let mut events = watching(&world.sandbox, "backends --watch -o json");
+    table.wait_log("10.244.0.1:8080", SYNC);
+    events.wait_log("ADDED", SYNC);
+    let first = table.log();
+    assert!(first.starts_with("CHANGE"), "{first}");
+    let of_web = world.rows().len();
+    assert_eq!(first.matches("ADDED ").count(), of_web, "{first}");
+    assert_eq!(first.lines().count(), of_web + 1, "{first}");
+
+    world.set_pods([2]);
+    table.wait_log("MODIFIED", SYNC);
+    assert!(table.wait_log("10.244.0.2:8080", SYNC).starts_with("MODIFIED "));
+    events.wait_log(r#"{"type":"DELETED","object":{"protocol":"#, SYNC);
+    let all = events.log();
+    assert!(all.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{all}");
+    assert_eq!(table.exit_status(), None);
+
+    world.agent.stop();
+    cproxy(&world.sandbox, &["cleanup"]).success();
+    let status = table.wait(SYNC).expect("it ends with the table");
+    assert_eq!(status.code(), Some(1), "{}", table.log());
+    assert!(table.log().lines().last().unwrap().starts_with("cproxy: "), "{}", table.log());
 }

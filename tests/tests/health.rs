@@ -179,7 +179,7 @@ fn a_canary_that_cannot_walk_says_why() {
         let sandbox = Sandbox::for_test();
         let agent = start_agent_with(&sandbox, arguments);
         let (state, detail) = hooks(&sandbox);
-        assert!(state == "limited" && detail.contains(reason), "{arguments:?}: {state} {detail}");
+        assert!(state == "degraded" && detail.contains(reason), "{arguments:?}: {state} {detail}");
         drop(agent);
     }
 }

@@ -210,7 +210,8 @@ fn the_example_names_all_settings_and_no_others() {
     let named: BTreeSet<_> = settings.map(|(name, _)| name.to_owned()).collect();
     let known = ["run", "wait"].map(|verb| output(Command::new(cproxy_binary()).args([verb, "--help"])));
     let flags = known.iter().flat_map(|help| help.lines()).filter_map(|line| line.strip_prefix("      --"));
-    let known: BTreeSet<_> = flags.filter_map(|flag| Some(flag.split_once(" <")?.0.to_owned())).collect();
+    let known: BTreeSet<_> =
+        flags.filter_map(|flag| Some(flag.split_once(" <").or_else(|| flag.split_once(" [<"))?.0.to_owned())).collect();
     assert_eq!(named, known);
 }
 
@@ -323,4 +324,11 @@ fn the_sysv_script_starts_stops_and_reports_its_status() {
     assert_eq!(codes, expected, "{log}");
     assert!(log.contains("settings were read again"), "{log}");
     assert!(log.contains("10.244.0.1:8080"), "the table is gone:\n{log}");
+
+    let text = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin; rm /var/log/cproxy.log\n\
+                does() { sh /etc/cproxy/init.d \"$1\"; echo \"$1: $?\"; }\n\
+                does start; sleep 2; does status; pidof cproxy || echo none runs; grep -c disabled /var/log/cproxy.log\n";
+    program(&root, "etc/cproxy/first", text);
+    let (_, log) = boot(&sandbox, &root, "cproxy.enabled=false\n", "/etc/cproxy/first");
+    assert!(log.ends_with("start: 0\ncproxy is not running\nstatus: 3\nnone runs\n1\n"), "{log}");
 }

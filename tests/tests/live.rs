@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya::maps::{Array, MapData};
-use cproxy_datapath::bpf::{PinDir, Program, SocketMark};
+use cproxy_datapath::bpf::{Features, PinDir, Program, ProgramSet, SocketMark, try_load};
 use cproxy_tests::{
     Server, echo,
     manifest::{self, Endpoint, Service, Slice},
@@ -401,5 +401,14 @@ fn every_program_stays_within_its_instruction_budget() {
     let counts: Vec<u32> =
         log.split(" instructions verified").filter_map(|text| text.rsplit_once('(')?.1.parse().ok()).collect();
     assert_eq!(counts.len(), Program::ALL.len(), "one for each program: {log}");
+    assert!(counts.iter().all(|&count| count > 0 && count <= BUDGET), "{counts:?}");
+}
+
+#[test]
+fn every_tracing_program_stays_within_its_instruction_budget() {
+    const BUDGET: u32 = 3_000;
+    let loaded = try_load(Features::probe(), ProgramSet::Tracing).unwrap();
+    let counts: Vec<u32> = loaded.into_iter().map(|(_, count)| count.unwrap()).collect();
+    println!("{counts:?}");
     assert!(counts.iter().all(|&count| count > 0 && count <= BUDGET), "{counts:?}");
 }

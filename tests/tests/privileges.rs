@@ -130,7 +130,7 @@ fn an_exec_plugin_may_make_any_system_call() {
     assert!(agent.log().contains("the exec plugin of the kubeconfig may need any"), "{}", agent.log());
     assert_rights(agent.pid(), CAPABILITIES, false);
     let state = state_of_confinement(&sandbox);
-    assert!(state.starts_with("limited ") && state.contains("system calls are not filtered"), "{state}");
+    assert!(state.starts_with("degraded ") && state.contains("system calls are not filtered"), "{state}");
 }
 
 #[test]

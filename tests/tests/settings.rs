@@ -230,9 +230,10 @@ fn a_hangup_applies_changed_settings_and_ends_nothing() {
     let is_refused = || echo::is_refused(echo::ask_tcp(at(VIP, 81)));
     while_a_client_connects(PORT, "pod", || {
         assert!(is_refused());
-        set("exclude-port = 81\nnode-name = here\nrun-dir = /ignored/for/the/flag\n");
+        set("exclude-port = 81\nnode-name = here\nenabled = false\nrun-dir = /ignored/for/the/flag\n");
         agent.signal(Signal::HUP);
         agent.wait_log("--node-name changed from none to here: takes effect when the agent starts again", SYNC);
+        agent.wait_log("--enabled changed from true to false: takes effect when the agent starts again", SYNC);
         agent.wait_log("--exclude-port changed from none to 81; --log-level changed from warn to info", SYNC);
         assert_eq!(ask(at(VIP, 81)), "the VIP itself");
         assert!(!agent.log().contains("/ignored"), "{}", agent.log());
@@ -305,4 +306,87 @@ fn a_hangup_applies_other_addresses_of_node_and_vm() {
                 && of("LoadBalancerIP").is_some_and(|row| row["action"] == action)
         });
     }
+}
+
+#[test]
+fn each_setting_is_shown_with_its_origin_and_the_level_of_the_log_can_be_set() {
+    let sandbox = Sandbox::for_test();
+    let file = sandbox.dir().join("cproxy.conf");
+    replace(&file, "# settings\nnode-name = here\nbalance = round-robin\nexclude-port = 53,54\n");
+    let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir());
+    let mut agent = agent.env("CPROXY_CONFIG", &file).env("CPROXY_BALANCE", "random").start();
+    agent.wait_ready(SYNC);
+    let row = |name: &str| {
+        let Value::Array(rows) = cproxy(&sandbox, &["get", "config", "-o", "json"]).success().json() else {
+            return None;
+        };
+        let row = rows.into_iter().find(|row| row["name"] == name)?;
+        Some((row["value"].as_str()?.to_owned(), row["origin"].as_str()?.to_owned()))
+    };
+    let expect = |name: &str, value: &str, origin: &str| {
+        assert_eq!(row(name), Some((value.to_owned(), origin.to_owned())), "{name}");
+    };
+    expect("manifests", sandbox.manifest_dir().to_str().unwrap(), "flag");
+    expect("balance", "random", "environment");
+    expect("node-name", "here", &format!("{}, line 2", file.display()));
+    expect("exclude-port", "53,54", &format!("{}, line 4", file.display()));
+    expect("terminate-sockets", "udp", "default");
+    let text = cproxy(&sandbox, &["get", "config"]).success().stdout;
+    assert!(text.starts_with("SETTING ") && text.contains("node-name"), "{text}");
+
+    let is_debugging = |agent: &mut process::RunningAgent| {
+        manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, [POD]));
+        agent.wait_log("DEBUG writing", SYNC);
+    };
+    cproxy(&sandbox, &["set", "log-level", "debug"]).success();
+    expect("log-level", "debug", "cproxy set");
+    is_debugging(&mut agent);
+    agent.signal(Signal::HUP);
+    agent.wait_log("settings were read again", SYNC);
+    expect("log-level", "info", "default");
+    let wrong = cproxy(&sandbox, &["set", "log-level", "loud"]);
+    assert!(wrong.code == 2 && wrong.stderr.contains("loud"), "{}", wrong.stderr);
+    assert!(agent.stop().success());
+    for command in [&["set", "log-level", "warn"][..], &["get", "config"]] {
+        let silent = cproxy(&sandbox, command);
+        assert!(silent.code == 1 && silent.stderr.contains("no agent runs"), "{}", silent.stderr);
+    }
+}
+
+#[test]
+fn a_report_for_support_has_all_parts_and_no_secrets() {
+    let world = World::builder().prepare(serve).objects(http_service("web", VIP, [POD])).start();
+    let dir = world.sandbox.dir();
+    let parts = |arguments: &[&str], name: &str| {
+        let file = dir.join(name);
+        let output = ["bugreport", "--output", file.to_str().unwrap()];
+        let report = cproxy(&world.sandbox, &[&output[..], arguments].concat()).success();
+        assert_eq!(report.stdout.trim(), file.to_str().unwrap());
+        assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        let mut command = Command::new("tar");
+        command.args(["--extract", "--to-stdout", "--file"]).arg(&file);
+        let text = command.output().unwrap();
+        assert!(text.status.success());
+        let list = Command::new("tar").arg("--list").arg("--file").arg(&file).output().unwrap();
+        let [list, text] = [list.stdout, text.stdout].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (list, text)
+    };
+    let (names, text) = parts(&[], "plain.tar");
+    for name in
+        ["check.json", "services.json", "sockets.json", "counters.json", "config.json", "log.txt", "agent/status"]
+    {
+        assert!(names.contains(&format!("cproxy-bugreport/{name}\n")), "{name}: {names}");
+    }
+    for part in ["default/web", VIP, POD, "ready after", "terminate-sockets", "Linux version"] {
+        assert!(text.contains(part), "{part}");
+    }
+    let (_, text) = parts(&["--hide-addresses"], "hidden.tar");
+    assert!(text.contains("default/web") && text.contains("address-1"), "{text}");
+    assert!(!text.contains(VIP) && !text.contains(POD), "{text}");
+    let again = cproxy(&world.sandbox, &["bugreport", "-o", dir.join("plain.tar").to_str().unwrap()]);
+    assert!(
+        again.code == 1 && again.stderr.contains("plain.tar") && again.stderr.contains("exists"),
+        "{}",
+        again.stderr
+    );
 }

@@ -3,6 +3,7 @@
 
 use std::{
     os::unix::net::UnixDatagram,
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
@@ -145,11 +146,63 @@ fn wait_beside_a_stopped_agent_ends_at_its_timeout() {
         let (code, message) = wait(&sandbox, &["--for", "default/web", "--timeout", timeout]);
         let over = start.elapsed().saturating_sub(Duration::from_secs(2));
         assert_eq!(code, 1, "{message}");
-        assert!(message.contains(": no agent answers at ") && message.ends_with(": no answer in time\n"), "{message}");
+        let pid = agent.pid();
+        assert!(
+            message.contains(&format!(": the agent, process {pid}, is stopped: `kill -CONT {pid}` lets it go on")),
+            "{message}"
+        );
         assert!(over < Duration::from_millis(1500), "{timeout}: {over:?} too long");
     }
     agent.signal(Signal::CONT);
     agent.stop();
+}
+
+/// Names of the files in a directory that may be missing.
+fn names_in(dir: &Path) -> Vec<String> {
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    // The file of a lock stays.
+    files.map(|file| file.file_name().display().to_string()).filter(|name| name != "lock").collect()
+}
+
+#[test]
+fn a_machine_where_cproxy_is_disabled_is_as_one_without() {
+    let sandbox = Sandbox::for_test();
+    write_service(&sandbox, Endpoint::ready(POD));
+    start_agent(&sandbox).stop();
+    assert!(sandbox.pin_dir().exists());
+    let file = sandbox.dir().join("cproxy.conf");
+    std::fs::write(&file, "enabled = false\nmanifests = /nowhere\n").unwrap();
+    let disabled = |arguments: &[&str]| {
+        let mut command = Command::new(cproxy_binary());
+        command.args(arguments).env("CPROXY_CONFIG", &file);
+        command.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
+        process::run(&sandbox, Placement::Hooked, command, "", SYNC)
+    };
+    let reason = format!("cproxy is disabled on this machine (enabled = false, {}, line 1)", file.display());
+    let run = disabled(&["run"]);
+    assert_eq!(run.code, 3, "{run:?}");
+    assert!(run.stderr.contains(&format!("{reason}: detached and removed ")), "{run:?}");
+    let left = || [sandbox.pin_dir(), sandbox.run_dir()].map(|dir| names_in(&dir)).concat();
+    assert_eq!(left(), [""; 0], "{run:?}");
+    let again = disabled(&["run"]);
+    assert_eq!((again.code, again.stderr.trim_end().ends_with(&reason)), (3, true), "{again:?}");
+    assert_eq!(left(), [""; 0], "{again:?}");
+
+    let start = Instant::now();
+    let wait = disabled(&["wait", "--for", "default/web", "--timeout", "20s"]);
+    assert_eq!((wait.code, wait.stderr), (0, format!("cproxy: {reason}; not waiting\n")));
+    assert!(start.elapsed() < SYNC);
+    let check = disabled(&["check"]);
+    assert!(check.stdout.starts_with("degraded") && check.stdout.contains(&reason), "{check:?}");
+    let explain = disabled(&["explain", "10.96.0.10:80"]);
+    assert_eq!(explain.code, 1, "{explain:?}");
+    assert!(explain.stdout.lines().next().is_some_and(|line| line.contains(&reason)), "{explain:?}");
+    // A nearer place switches it on again.
+    let enabled = disabled(&["wait", "--enabled", "true", "--timeout", "0"]);
+    assert_eq!(enabled.code, 1, "{enabled:?}");
+    let wrong = disabled(&["run", "--enabled", "no"]);
+    assert_eq!(wrong.code, 2, "{wrong:?}");
+    assert!(wrong.stderr.contains("--enabled") && wrong.stderr.contains("true, false"), "{wrong:?}");
 }
 
 #[test]

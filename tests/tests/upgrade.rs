@@ -16,7 +16,7 @@ use std::{
 use cproxy_ebpf::LAYOUT_VERSION;
 use cproxy_tests::{
     Done, Server, echo,
-    faults::{Call, TracedAgent, chosen_injections},
+    faults::{Call, Fault, Injection, TracedAgent, chosen_injections, injections},
     manifest,
     older::{OlderAgent, older_agents},
     population::Shape,
@@ -239,6 +239,54 @@ fn an_upgrade_with_a_fault_at_any_call_is_not_felt_and_goes_on_at_the_next_start
             });
             cproxy(&sandbox, &["cleanup"]).success();
             assert!(!sandbox.pin_dir().exists(), "{what}: pins are left");
+        }
+    }
+}
+
+#[test]
+fn a_link_of_an_older_layout_that_cannot_be_read_gets_no_second_program_beside_it() {
+    // `connect6` (BPF_CGROUP_INET6_CONNECT is 11). With both programs, sockets would show the backend as their peer.
+    const LINK: &str = "call 1 of child bpf OBJ_GET_INFO_BY_FD link 11";
+    for older in older_agents() {
+        let is_it = |injection: &Injection| {
+            injection.to_string().ends_with(LINK) && injection.fault == Fault::Error(libc::EPERM)
+        };
+        let injection = injections(&record(&older)).into_iter().find(is_it).unwrap();
+        let (sandbox, _servers) = start_world();
+        start_older(&older, &sandbox).stop();
+        while_connecting(&format!("layout {}", older.layout), || {
+            let mut agent = TracedAgent::start(&sandbox, Some(injection));
+            assert!(!agent.settle() && agent.was_hit(), "{}", agent.log());
+            assert!(agent.log().contains(&format!("v{}/connect6", older.layout)), "{}", agent.log());
+            drop(start_agent(&sandbox));
+        });
+    }
+}
+
+#[test]
+fn programs_are_kept_for_older_sockets_while_their_maps_cannot_be_read() {
+    for (layout, map) in [(5, "SOCKETS"), (6, "TCP_OWNERS"), (6, "TCP_PEERS")] {
+        let older = older_agents().into_iter().find(|older| older.layout == layout).unwrap();
+        let call = format!(" of bpf OBJ_GET /bpf/cproxy/v{layout}/{map}");
+        let is_it = |injection: &Injection| {
+            injection.to_string().ends_with(&call) && injection.fault == Fault::Error(libc::EACCES)
+        };
+        let faults: Vec<_> = injections(&record(&older)).into_iter().filter(is_it).collect();
+        assert!(!faults.is_empty(), "{call}");
+        for fault in faults {
+            let what = fault.to_string();
+            let (sandbox, _servers) = start_world();
+            let mut before = start_older(&older, &sandbox);
+            let sockets = Sockets::open();
+            before.stop();
+            let mut agent = TracedAgent::start(&sandbox, Some(fault));
+            assert!(agent.settle(), "{what}: {}", agent.log());
+            eventually(SYNC, &what, || if agent.was_hit() { Ok(()) } else { Err("the call is not made") });
+            // Without the maps, a wrong agent removes the programs within milliseconds of that call.
+            thread::sleep(Duration::from_millis(300));
+            sockets.check(&what);
+            agent.kill();
+            cproxy(&sandbox, &["cleanup"]).success();
         }
     }
 }

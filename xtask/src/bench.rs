@@ -10,8 +10,8 @@ use clap::{Args, ValueEnum};
 
 use crate::{
     binary::{AGENT, RELAY},
-    control_plane,
     kernels::{self, LINUX_6_1},
+    releases::KUBERNETES,
     run, setup,
     vm::GuestFiles,
 };
@@ -189,7 +189,7 @@ impl Selection {
         }
         if self.needs() >= Requirements::ControlPlane {
             setup::for_cluster()?;
-            command.env(control_plane::VARIABLE, control_plane::ensure()?);
+            command.env(KUBERNETES.variable, KUBERNETES.ensure()?);
         }
         if let Self::Guest = self {
             GuestFiles::new(&agent)?.set_variables(&mut command, &kernels::packaged_for_kube_proxy(LINUX_6_1)?);

@@ -11,13 +11,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use clap::Args;
 use object::{
     LittleEndian,
     elf::{FileHeader64, PT_INTERP},
     read::elf::{FileHeader as _, ProgramHeader as _},
 };
 
-use crate::{paths, run, setup};
+use crate::{architecture::Architecture, paths, run, setup};
 
 /// Program that is shipped.
 pub(crate) struct Program {
@@ -54,9 +55,22 @@ pub(crate) struct Binary {
     pub(crate) with_symbols: PathBuf,
 }
 
+/// Options of `build`.
+#[derive(Args)]
+pub(crate) struct BuildArguments {
+    /// Architecture to build for; default: this machine's
+    #[arg(long, value_name = "ARCHITECTURE")]
+    target: Option<Architecture>,
+}
+
 /// Builds both programs and prints their sizes and paths, the agent's path last.
-pub(crate) fn run() -> Result<()> {
-    let (agent, relay) = (AGENT.build()?, RELAY.build()?);
+pub(crate) fn run(arguments: &BuildArguments) -> Result<()> {
+    let host = Architecture::of_host()?;
+    let target = arguments.target.unwrap_or(host);
+    if target != host {
+        setup::for_cross(target)?;
+    }
+    let (agent, relay) = (AGENT.build_for(target)?, RELAY.build_for(target)?);
     for (program, binary) in [(AGENT, &agent), (RELAY, &relay)] {
         let bytes = binary.bytes()?;
         println!("size of {}: {} ({bytes} bytes), static", program.title, mebibytes(bytes));
@@ -67,54 +81,66 @@ pub(crate) fn run() -> Result<()> {
 }
 
 impl Program {
-    /// Sets up the machine, then builds the program; fast when nothing has changed.
+    /// Sets up the machine, then builds the program for it; fast when nothing has changed.
     pub(crate) fn build(&self) -> Result<Binary> {
-        let triple = host_triple()?;
-        setup::beside(self.compile(&triple).arg("--keep-going"), || ())?;
-        run::run(run::to_stderr(&mut self.link(&triple))?)?;
-        self.finish(&triple)
+        self.build_for(Architecture::of_host()?)
+    }
+
+    /// The same for an architecture whose cross compiler is there.
+    pub(crate) fn build_for(&self, target: Architecture) -> Result<Binary> {
+        setup::beside(self.compile(target).arg("--keep-going"), || ())?;
+        run::run(run::to_stderr(&mut self.link(target))?)?;
+        self.finish(target)
     }
 
     /// Builds the program on a machine that is set up, with cargo's output in a log file.
     pub(crate) fn build_logged(&self) -> Result<Binary> {
-        let triple = host_triple()?;
-        run::run_logged(&mut self.link(&triple), &format!("building {}", self.title))?;
-        self.finish(&triple)
+        let target = Architecture::of_host()?;
+        run::run_logged(&mut self.link(target), &format!("building {}", self.title))?;
+        self.finish(target)
     }
 
     /// Strips what cargo has built, and checks it.
-    fn finish(&self, triple: &str) -> Result<Binary> {
-        let with_symbols = paths::target().join(triple).join(self.profile).join(self.name);
-        let shipped = paths::target().join("dist").join(self.name);
+    fn finish(&self, target: Architecture) -> Result<Binary> {
+        let with_symbols = paths::target().join(target.triple()).join(self.profile).join(self.name);
+        let dist = paths::target().join("dist");
+        let shipped = if target.is_of_host() { dist } else { dist.join(target.name()) }.join(self.name);
         if !is_newer(&shipped, &with_symbols) {
-            strip(&with_symbols, &shipped)?;
+            strip(&target.tool("strip"), &with_symbols, &shipped)?;
         }
-        self.check(&shipped)?;
+        self.check(&shipped, target)?;
         Ok(Binary { shipped, with_symbols })
     }
 
-    /// Naming the target, although it is the host, keeps the flags from build scripts and procedural macros, which
+    /// Naming the target, although it may be the host, keeps the flags from build scripts and procedural macros, which
     /// cannot be linked statically.
-    fn compile(&self, triple: &str) -> Command {
+    fn compile(&self, target: Architecture) -> Command {
+        let triple = target.triple();
         let mut command = run::cargo();
+        if !target.is_of_host() {
+            command.env(target.linker_variable(), target.tool("gcc"));
+        }
         command
-            .args(["rustc", "--profile", self.profile, "--package", self.name, "--bin", self.name, "--target", triple])
+            .args(["rustc", "--profile", self.profile, "--package", self.name, "--bin", self.name, "--target", &triple])
             .args(["--config", &format!("profile.{}.strip='none'", self.profile)])
             .env("CARGO_ENCODED_RUSTFLAGS", flags().join("\u{1f}"));
         command
     }
 
-    fn link(&self, triple: &str) -> Command {
-        let mut command = self.compile(triple);
-        command.arg("--").args(link_arguments());
+    fn link(&self, target: Architecture) -> Command {
+        let mut command = self.compile(target);
+        command.arg("--").args(link_arguments(target));
         command
     }
 
-    fn check(&self, binary: &Path) -> Result<()> {
+    fn check(&self, binary: &Path, target: Architecture) -> Result<()> {
         let image = fs::read(binary).with_context(|| format!("reading {}", binary.display()))?;
         let interpreter =
             has_interpreter(&image).with_context(|| format!("{} is no 64-bit ELF file", binary.display()))?;
         ensure!(!interpreter, "{} is not static: it asks for a dynamic loader", binary.display());
+        if !target.is_of_host() {
+            return Ok(());
+        }
         // An older C library links packed relocations and then does not apply them.
         let version = run::capture(Command::new(binary).arg("version"));
         version
@@ -130,13 +156,6 @@ impl Binary {
     }
 }
 
-/// The platform on which and for which everything is built.
-pub(crate) fn host_triple() -> Result<String> {
-    let verbose = run::capture(run::cargo().arg("-vV"))?;
-    let host = verbose.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("`cargo -vV` names no host")?.to_owned())
-}
-
 /// For all crates: a static file, without this machine's paths in its messages.
 fn flags() -> Vec<String> {
     let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
@@ -149,10 +168,11 @@ fn flags() -> Vec<String> {
 
 /// For the file that is shipped (docs/decisions/016). The linker that Rust brings along cannot leave out what the
 /// script names.
-fn link_arguments() -> [String; 3] {
-    let script = paths::workspace().join("cproxy/without-unwinding.ld");
-    let arguments = ["-fuse-ld=bfd", "-Wl,-z,pack-relative-relocs", &format!("-Wl,-T,{}", script.display())];
-    arguments.map(|argument| format!("-Clink-arg={argument}"))
+fn link_arguments(target: Architecture) -> Vec<String> {
+    let script = format!("-Wl,-T,{}", paths::workspace().join("cproxy/without-unwinding.ld").display());
+    let packed = target.packs_relocations().then_some("-Wl,-z,pack-relative-relocs");
+    let arguments = ["-fuse-ld=bfd", &script].into_iter().chain(packed);
+    arguments.map(|argument| format!("-Clink-arg={argument}")).collect()
 }
 
 fn is_newer(file: &Path, than: &Path) -> bool {
@@ -160,11 +180,11 @@ fn is_newer(file: &Path, than: &Path) -> bool {
     modified(file) > modified(than)
 }
 
-fn strip(from: &Path, to: &Path) -> Result<()> {
+fn strip(tool: &str, from: &Path, to: &Path) -> Result<()> {
     let directory = to.parent().context("the shipped binary has no directory")?;
     fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
     let temporary = to.with_extension(process::id().to_string());
-    run::run(Command::new("strip").arg("--strip-all").arg("-o").arg(&temporary).arg(from))?;
+    run::run(Command::new(tool).arg("--strip-all").arg("-o").arg(&temporary).arg(from))?;
     fs::rename(&temporary, to).with_context(|| format!("writing {}", to.display()))
 }
 

@@ -6,7 +6,9 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use crate::{
-    binary, control_plane, paths, run, setup,
+    binary, paths,
+    releases::KUBERNETES,
+    run, setup,
     steps::{Step, Steps},
 };
 
@@ -34,7 +36,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     let (agent, mut demo) = (program(AGENT)?, Command::new(program(DEMO)?));
     if arguments.cluster {
         steps.next();
-        demo.env(control_plane::VARIABLE, control_plane::ensure()?).arg("--cluster");
+        demo.env(KUBERNETES.variable, KUBERNETES.ensure()?).arg("--cluster");
     }
     steps.next();
     run::run(demo.env(binary::AGENT.variable, agent))
@@ -47,7 +49,7 @@ fn steps(arguments: &DemoArguments) -> Steps {
         Step::once("building the agent and the demonstration", is_built, 60),
     ];
     if arguments.cluster {
-        let is_built = control_plane::CURRENT.is_built();
+        let is_built = KUBERNETES.is_built();
         steps.push(Step::once("building the control plane", is_built, 300));
     }
     steps.push(Step::new("the demonstration", 0));

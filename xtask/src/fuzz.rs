@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 
-use crate::{binary, paths, run, setup};
+use crate::{architecture::Architecture, paths, run, setup};
 
 /// Targets and the time for each.
 #[derive(Args)]
@@ -143,14 +143,14 @@ impl Fuzzer {
     /// Sets up the machine, then builds the targets; fast when nothing has changed.
     pub(crate) fn build() -> Result<Self> {
         setup::for_building()?;
-        let triple = binary::host_triple()?;
+        let triple = Architecture::of_host()?.triple();
         run::run(run::to_stderr(&mut compile(&triple))?)?;
         Ok(Self::of(&triple))
     }
 
     /// Builds the targets on a machine that is set up, with cargo's output in a log file.
     pub(crate) fn build_logged() -> Result<Self> {
-        let triple = binary::host_triple()?;
+        let triple = Architecture::of_host()?.triple();
         run::run_logged(&mut compile(&triple), "building fuzz targets")?;
         Ok(Self::of(&triple))
     }

@@ -20,7 +20,7 @@ use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
 use self::{stamp::Stamp, tree::Tree};
-use crate::{binary, kernels, paths, run, setup};
+use crate::{architecture::Architecture, binary, kernels, paths, run, setup};
 
 /// Path of the agent in a guest.
 const AGENT: &str = "usr/bin/cproxy";
@@ -97,6 +97,17 @@ pub(crate) fn initramfs_of(agent: &Path) -> Result<PathBuf> {
     Ok(write_initramfs(&out, read(agent)?)?.path)
 }
 
+/// The same for another architecture.
+pub(crate) fn initramfs_for(target: Architecture, agent: &Path) -> Result<PathBuf> {
+    setup::for_images()?;
+    let out = default_out().join(target.name());
+    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
+    let (_, applets) = busybox()?;
+    let foreign = read(&kernels::busybox(target)?)?;
+    let tree = initramfs(read(agent)?, foreign, &applets)?;
+    Ok(write(out.join("initramfs.cpio.gz"), &gzip(&cpio::archive(&tree, Stamp::find()?)?)?)?.path)
+}
+
 /// The files over a guest's root file system with this agent, for tests.
 pub(crate) fn rootfs_of(agent: &Path) -> Result<PathBuf> {
     let out = default_out();
@@ -126,7 +137,9 @@ fn read(file: &Path) -> Result<Vec<u8>> {
 
 fn write_initramfs(out: &Path, agent: Vec<u8>) -> Result<Written> {
     setup::for_images()?;
-    write(out.join("initramfs.cpio.gz"), &gzip(&cpio::archive(&initramfs(agent)?, Stamp::find()?)?)?)
+    let (busybox, applets) = busybox()?;
+    let tree = initramfs(agent, busybox, &applets)?;
+    write(out.join("initramfs.cpio.gz"), &gzip(&cpio::archive(&tree, Stamp::find()?)?)?)
 }
 
 /// A file or directory that has been written.
@@ -147,8 +160,7 @@ fn rootfs(agent: Vec<u8>) -> Result<Tree> {
     Ok(tree)
 }
 
-fn initramfs(agent: Vec<u8>) -> Result<Tree> {
-    let (busybox, applets) = busybox()?;
+fn initramfs(agent: Vec<u8>, busybox: Vec<u8>, applets: &str) -> Result<Tree> {
     let init = paths::workspace().join("images/init");
     let mut tree = Tree::default();
     for applet in applets.lines() {

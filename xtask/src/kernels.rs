@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) use self::{
     build::built,
-    packages::{LINUX_6_1, LINUX_6_12, packaged, packaged_for_kube_proxy},
+    packages::{LINUX_6_1, busybox, for_machines, packaged, packaged_for_kube_proxy, programs},
 };
 use crate::paths;
 
@@ -25,6 +25,8 @@ use crate::paths;
 pub(crate) const KERNEL: &str = "kernel";
 /// The same as an ELF file, where it was built.
 pub(crate) const ELF: &str = "vmlinux";
+/// Name of its architecture, if that is not this machine's.
+const ARCHITECTURE: &str = "architecture";
 /// Its configuration.
 const CONFIG: &str = "config";
 

@@ -1,17 +1,19 @@
 //! Tasks of the repository as one command, `cargo xtask <verb>`, for contributors, continuous integration and the
 //! documentation alike.
 
+mod architecture;
 mod bench;
 mod binary;
-mod control_plane;
 mod demo;
 mod fuzz;
 mod image;
 mod kernels;
 mod licences;
 mod lint;
+mod manual;
 mod older;
 mod paths;
+mod releases;
 mod run;
 mod setup;
 mod sizes;
@@ -39,9 +41,11 @@ enum Verb {
     /// Finds or installs the tools that the other commands need
     Setup(setup::SetupArguments),
     /// Builds the agent and the relay, static and stripped; prints their sizes, their paths and, last, the agent's
-    Build,
+    Build(binary::BuildArguments),
     /// Builds an image for guests: files to unpack, an initramfs, an OCI image or a kernel
     Image(image::ImageArguments),
+    /// Writes the agent's man pages and shell completions into a directory
+    Manual(manual::ManualArguments),
     /// Starts guests with kernels of their own
     #[command(subcommand)]
     Vm(vm::GuestVerb),
@@ -74,8 +78,9 @@ fn main() -> ExitCode {
 fn dispatch(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Setup(arguments) => setup::run(&arguments)?,
-        Verb::Build => binary::run()?,
+        Verb::Build(arguments) => binary::run(&arguments)?,
         Verb::Image(arguments) => image::run(&arguments)?,
+        Verb::Manual(arguments) => manual::run(&arguments)?,
         Verb::Vm(verb) => return vm::run(&verb),
         Verb::Demo(arguments) => demo::run(&arguments)?,
         Verb::Test(arguments) => return test::run(&arguments),
@@ -83,7 +88,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Size => sizes::run()?,
         Verb::Bench(arguments) => return bench::run(&arguments),
         Verb::Fuzz(arguments) => return fuzz::run(&arguments),
-        Verb::ControlPlane => control_plane::run()?,
+        Verb::ControlPlane => releases::run()?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,13 +9,16 @@ mod services;
 pub(crate) mod tool;
 mod toolchain;
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 
 use self::tool::Tool;
-use crate::run;
+use crate::{architecture::Architecture, run};
 
 /// The host's side of a guest's vsock device, for QEMU. It moves a few megabytes and is compiled fast, not to be fast.
 const VSOCK_DEVICE: Tool = Tool {
@@ -38,7 +41,7 @@ pub(crate) struct SetupArguments {
 enum SetupPart {
     /// The tests against a real Kubernetes control plane, which is built with Go
     Cluster,
-    /// The tests with programs in Go, Java, JavaScript and C, and with redis
+    /// The tests with programs in Go, Java, JavaScript and C, with redis and with Prometheus
     Programs,
     /// The tests that check images with other tools
     Images,
@@ -95,8 +98,22 @@ pub(crate) fn beside<T>(build: &mut Command, others: impl FnOnce() -> T) -> Resu
     Ok(others)
 }
 
-/// The part of the setup that building the control plane needs.
-pub(crate) fn for_control_plane() -> Result<()> {
+/// The part of the setup that building for another architecture needs.
+pub(crate) fn for_cross(target: Architecture) -> Result<()> {
+    packages::ensure_cross(target)?;
+    let triple = target.triple();
+    let sysroot = run::capture(Command::new("rustc").args(["--print", "sysroot"]))?;
+    if !Path::new(sysroot.trim()).join("lib/rustlib").join(&triple).is_dir() {
+        run::report(format!("Rust: adding the target {triple}"));
+        let added = run::run(Command::new("rustup").args(["target", "add", &triple]));
+        return added.with_context(|| format!("install Rust's standard library for {triple}"));
+    }
+    run::report(format!("Rust: found the target {triple}"));
+    Ok(())
+}
+
+/// The part of the setup that building releases of other projects needs.
+pub(crate) fn for_releases() -> Result<()> {
     go::check()
 }
 
@@ -124,6 +141,13 @@ pub(crate) fn for_image_tests() -> Result<()> {
 /// The part of the setup that guests need.
 pub(crate) fn for_guests() -> Result<()> {
     packages::ensure_guests()
+}
+
+/// The part of the setup that guests of another architecture need, and the agent in them.
+pub(crate) fn for_guests_of(target: Architecture) -> Result<()> {
+    for_guests()?;
+    packages::ensure_emulator(target)?;
+    for_cross(target)
 }
 
 /// Finds or builds the program that gives guests of tests a vsock device.

@@ -23,7 +23,9 @@ use self::{
 };
 use crate::{
     binary::{AGENT, RELAY},
-    control_plane, older, paths, run, setup,
+    older, paths,
+    releases::{KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS},
+    run, setup,
     steps::{Step, Steps},
     sweep,
 };
@@ -37,8 +39,8 @@ pub(crate) struct TestArguments {
     /// Runs the random tests churn, faults, upgrade, chaos and kube_proxy much longer, and tests that take 25 minutes
     #[arg(long)]
     soak: bool,
-    /// Also runs tests that take minutes, and those against the oldest supported Kubernetes, which takes minutes to
-    /// build
+    /// Also runs tests that take minutes, those against the oldest supported Kubernetes, and those of metrics with the
+    /// latest promtool; both take minutes to build
     #[arg(long)]
     long: bool,
     /// Runs only the tests whose names contain this
@@ -58,7 +60,7 @@ enum SuiteGroup {
     Images,
     /// Tests of the socket programs in this machine's kernel
     Live,
-    /// Tests with programs in Go, Java, JavaScript and C, and with redis
+    /// Tests with programs in Go, Java, JavaScript and C, with redis and with Prometheus
     Programs,
 }
 
@@ -85,6 +87,8 @@ enum Requirement {
     ControlPlane,
     /// For tests that only run with `--long`.
     OldestControlPlane,
+    /// The latest promtool, for tests that only run with `--long`; others take Debian's.
+    LatestPromtool,
     /// Agents of older table layouts.
     OlderAgents,
     Guests,
@@ -119,7 +123,7 @@ const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
-const SUITES: [Suite; 18] = [
+const SUITES: [Suite; 20] = [
     suite("unit", UNIT, &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
@@ -128,9 +132,11 @@ const SUITES: [Suite; 18] = [
     suite("churn", &["churn"], ALONE, UPGRADES, Some(SuiteGroup::Live)),
     suite("upgrade", &["upgrade", "faults"], ALONE, UPGRADES, Some(SuiteGroup::Live)),
     suite("programs", &["programs"], ALONE, PROGRAMS, Some(SuiteGroup::Programs)),
+    suite("metrics", &["metrics"], ALONE, MONITORED, Some(SuiteGroup::Programs)),
     suite("images", &["images"], ALONE, IMAGES, Some(SuiteGroup::Images)),
     // One of its tests is of the control plane.
     suite("harness", &["harness"], ALONE, CLUSTER, Some(SuiteGroup::Live)),
+    suite("diagnosis", &["diagnosis"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
     suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
     suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
     suite("chaos", &["chaos"], ALONE, CHAOS, Some(SuiteGroup::Cluster)),
@@ -145,6 +151,7 @@ const UNIT: &[&str] = &["--lib", "--bins", "allocations", "api_server", "http2",
 const LIVE: &[&str] = &[
     "live",
     "health",
+    "trace",
     "settings",
     "check",
     "cgroups",
@@ -180,6 +187,14 @@ const UPGRADES: &[Requirement] =
     &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::OlderAgents];
 const MEASURED: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Silence];
 const PROGRAMS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Programs];
+const MONITORED: &[Requirement] = &[
+    Requirement::Agent,
+    Requirement::Root,
+    Requirement::Cgroup2,
+    Requirement::ControlPlane,
+    Requirement::Programs,
+    Requirement::LatestPromtool,
+];
 const IMAGES: &[Requirement] =
     &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
 const GUESTS: &[Requirement] =
@@ -275,6 +290,7 @@ fn wanted(arguments: &TestArguments, machine: &Machine) -> Wanted {
     Wanted {
         control_plane: machine.cluster.clone(),
         is_with_oldest: arguments.long && machine.cluster.is_some(),
+        is_with_promtool: arguments.long && machine.programs.is_some(),
         guests: machine.guests.clone(),
         is_with_older: [SuiteGroup::Live, SuiteGroup::Cluster].iter().any(|group| !arguments.leave_out(Some(*group))),
         is_with_fuzzer: !arguments.leave_out(Some(SuiteGroup::Fuzz)),
@@ -397,12 +413,16 @@ impl SuiteRunner<'_> {
             Requirement::Cgroup2 => ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup"),
             Requirement::ControlPlane if self.machine.cluster.is_none() => {}
             Requirement::ControlPlane => {
-                command.env(control_plane::VARIABLE, self.products.control_plane().context("no control plane")?);
+                command.env(KUBERNETES.variable, self.products.control_plane().context("no control plane")?);
             }
             Requirement::OldestControlPlane if !self.arguments.long => {}
             Requirement::OldestControlPlane => {
                 let oldest = self.products.oldest().context("no control plane of the oldest release")?;
-                command.env(control_plane::OLDEST_VARIABLE, oldest);
+                command.env(OLDEST_KUBERNETES.variable, oldest);
+            }
+            Requirement::LatestPromtool if !self.arguments.long => {}
+            Requirement::LatestPromtool => {
+                command.env(PROMETHEUS.variable, self.products.promtool().context("no promtool")?);
             }
             Requirement::OlderAgents => {
                 command.env(older::VARIABLE, self.products.older().context("no older agents")?);

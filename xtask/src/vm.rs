@@ -14,10 +14,13 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use crate::{
+    architecture::Architecture,
     binary::{AGENT, RELAY},
-    control_plane, image,
-    kernels::{self, LINUX_6_1, LINUX_6_12},
-    paths, run, setup, test,
+    image,
+    kernels::{self, LINUX_6_1},
+    paths,
+    releases::KUBERNETES,
+    run, setup, test,
     test::summary::{self, Outcome},
 };
 
@@ -40,6 +43,11 @@ const LACKING: &str = "lacking::";
 /// Part of the names of tests with a container runtime in the guest. It needs more of a kernel than cproxy does;
 /// Debian's kernels have it.
 const CONTAINERS: &str = "containers::";
+
+/// Parts of the names of tests that need nothing of this machine in the guest.
+const FOREIGN: [&str; 4] = ["start::", "bad::", "long::cost::", "long::matrix::"];
+/// Archive with programs for guests of another architecture.
+const PROGRAMS_VARIABLE: &str = "CPROXY_GUEST_PROGRAMS";
 
 /// Prefix of the names of Debian's kernels.
 const PACKAGED: &str = "debian-";
@@ -69,6 +77,10 @@ pub(crate) struct GuestTestArguments {
     /// Tests only the kernels that are named
     #[arg(long, requires = "kernel")]
     only: bool,
+    /// Architecture of the guests; for another one than this machine's, only Debian's kernels are tested, and without
+    /// container runtimes and systemd
+    #[arg(long, value_name = "ARCHITECTURE", conflicts_with = "kernel")]
+    target: Option<Architecture>,
 }
 
 /// Kernel to show.
@@ -105,7 +117,7 @@ impl GuestFiles {
         let initramfs = image::initramfs_of(agent)?;
         let rootfs = image::rootfs_of(agent)?;
         let oci = image::oci_of(agent)?;
-        let control_plane = control_plane::ensure()?;
+        let control_plane = KUBERNETES.ensure()?;
         Ok(Self { agent: agent.to_owned(), initramfs, rootfs, oci, control_plane, vsock_device: None })
     }
 
@@ -121,7 +133,7 @@ impl GuestFiles {
 
     /// Sets the variables of a command by which tests find the files.
     pub(crate) fn set_variables(&self, command: &mut Command, kernel: &Path) {
-        command.env(AGENT.variable, &self.agent).env(control_plane::VARIABLE, &self.control_plane);
+        command.env(AGENT.variable, &self.agent).env(KUBERNETES.variable, &self.control_plane);
         command.env(INITRAMFS_VARIABLE, &self.initramfs).env(KERNEL_VARIABLE, kernel);
         command.env(ROOTFS_VARIABLE, &self.rootfs).env(OCI_VARIABLE, &self.oci);
         command.envs(self.vsock_device.iter().map(|program| (VSOCK_DEVICE_VARIABLE, program)));
@@ -140,14 +152,19 @@ fn demo(arguments: &GuestDemoArguments) -> Result<()> {
 
 fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     run::require_root("tests of guests")?;
+    let host = Architecture::of_host()?;
+    let target = arguments.target.unwrap_or(host);
+    if target != host {
+        return test_foreign(target);
+    }
     let files = GuestFiles::for_tests(&AGENT.build()?.shipped)?;
     let relay = RELAY.build()?.shipped;
-    let matrix = matrix()?;
+    let matrix = matrix(host)?;
     let reports = paths::target().join("vm");
     fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;
     let mut outcomes = Vec::new();
     let mut rows = Vec::new();
-    for (name, kernel) in wanted(arguments)? {
+    for (name, kernel) in wanted(arguments, host)? {
         let report = reports.join(format!("{name}.json"));
         fs::remove_file(&report).ok();
         let skipped: &[&str] = match name.starts_with(PACKAGED) {
@@ -172,12 +189,45 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Tests every socket call and the agent in guests of another architecture. Programs of this machine do not run there,
+/// and so the tests with container runtimes and with systemd are left out.
+fn test_foreign(target: Architecture) -> Result<ExitCode> {
+    setup::for_guests_of(target)?;
+    setup::for_cluster()?;
+    let agent = AGENT.build_for(target)?.shipped;
+    let initramfs = image::initramfs_for(target, &agent)?;
+    let control_plane = KUBERNETES.ensure()?;
+    let (matrix, programs) = (matrix(target)?, kernels::programs(target)?);
+    let reports = paths::target().join("vm").join(target.name());
+    fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;
+    let mut outcomes = Vec::new();
+    let mut rows = Vec::new();
+    for (name, kernel) in packaged(target)? {
+        let report = reports.join(format!("{name}.json"));
+        fs::remove_file(&report).ok();
+        let mut command = cargo_test(&FOREIGN);
+        command.env(AGENT.variable, &agent).env(KUBERNETES.variable, &control_plane);
+        command.env(INITRAMFS_VARIABLE, &initramfs).env(KERNEL_VARIABLE, &kernel).env(REPORT_VARIABLE, &report);
+        command.env(MATRIX_VARIABLE, &matrix).env(PROGRAMS_VARIABLE, &programs);
+        outcomes.push(outcome(&name, &mut command));
+        rows.push(row(&format!("{name}, {}", target.name()), &report));
+    }
+    print_table(&rows);
+    let total = summary::print(&outcomes, false);
+    Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Debian's kernels with their names.
+fn packaged(target: Architecture) -> Result<Vec<(String, PathBuf)>> {
+    let names = [format!("{PACKAGED}6.1"), format!("{PACKAGED}6.12")];
+    names.into_iter().zip(kernels::for_machines(target)).map(|(name, of)| Ok((name, kernels::packaged(of)?))).collect()
+}
+
 /// The kernels with their names.
-fn wanted(arguments: &GuestTestArguments) -> Result<Vec<(String, PathBuf)>> {
+fn wanted(arguments: &GuestTestArguments, host: Architecture) -> Result<Vec<(String, PathBuf)>> {
     let mut wanted = Vec::new();
     if !arguments.only {
-        wanted.push(("debian-6.1".to_owned(), kernels::packaged(LINUX_6_1)?));
-        wanted.push(("debian-6.12".to_owned(), kernels::packaged(LINUX_6_12)?));
+        wanted.extend(packaged(host)?);
         wanted.push(("built-6.1".to_owned(), kernels::built(&[])?));
     }
     if arguments.kernel.is_empty() {
@@ -190,9 +240,14 @@ fn wanted(arguments: &GuestTestArguments) -> Result<Vec<(String, PathBuf)>> {
     Ok(wanted)
 }
 
-fn tests(files: &GuestFiles, kernel: &Path, filter: &[&str]) -> Command {
+fn cargo_test(filter: &[&str]) -> Command {
     let mut command = run::cargo();
     command.args(["test", "--workspace", "--test", "guests", "--", "--test-threads=1", "--no-capture"]).args(filter);
+    command
+}
+
+fn tests(files: &GuestFiles, kernel: &Path, filter: &[&str]) -> Command {
+    let mut command = cargo_test(filter);
     files.set_variables(&mut command, kernel);
     command
 }
@@ -207,10 +262,15 @@ fn outcome(name: &str, command: &mut Command) -> Outcome {
     outcome.took(start.elapsed())
 }
 
-/// The file of the tests of every socket call.
-fn matrix() -> Result<PathBuf> {
+/// The file of the tests of every socket call; static for another architecture.
+fn matrix(target: Architecture) -> Result<PathBuf> {
     let mut command = run::cargo();
     command.args(["test", "--workspace", "--test", "matrix", "--no-run"]);
+    if !target.is_of_host() {
+        command.args(["--target", &target.triple()]);
+        command.env(target.linker_variable(), target.tool("gcc"));
+        command.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    }
     run::executables(&mut command)?.remove("matrix").context("cargo names no file of the test `matrix`")
 }
 

@@ -6,6 +6,7 @@ use cproxy_datapath::bpf::{CgroupError, EnvironmentError, PinError, TableError};
 use cproxy_wire::ClientError;
 
 use crate::{
+    endpoints::EndpointError,
     manifests::ManifestError,
     run_dir::{Failure, RunDirError},
 };
@@ -17,7 +18,7 @@ pub enum AgentError {
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
     /// An excluded cgroup does not exist.
-    #[error(transparent)]
+    #[error("--exclude-cgroup {0}")]
     Exclude(#[from] CgroupError),
     /// The pin directory cannot be used.
     #[error(transparent)]
@@ -46,6 +47,12 @@ pub enum AgentError {
     /// The run directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
+    /// An endpoint cannot be opened.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// The thread of the endpoints cannot be started.
+    #[error("cannot start the thread of the metrics and health checks: {0}")]
+    EndpointThread(io::Error),
     /// Signals cannot be received.
     #[error("cannot wait for SIGHUP: {0}")]
     Signal(io::Error),

@@ -13,7 +13,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -21,7 +21,7 @@ use std::{
 
 use cproxy_core::Exclusions;
 use cproxy_datapath::{
-    bpf::{Attachments, Environment, Mount, PinLock, ROOT_CGROUP_ID, cgroup_id, other_programs, own_cgroup_ids},
+    bpf::{Attachments, Environment, Mount, PinLock, ProcessCgroup, ROOT_CGROUP_ID, cgroup_id, neighbours},
     canary::Route,
 };
 use cproxy_wire::LastContact;
@@ -38,6 +38,7 @@ use self::{
 use super::install::install_in_child;
 use crate::{
     canary,
+    config::ServiceCounting,
     report::{CanaryReport, HealthReport},
     run_dir::{self, Request},
 };
@@ -58,6 +59,8 @@ pub(super) struct HealthWatch {
     looks: AtomicU64,
     repairs: AtomicU64,
     canary_failures: AtomicU64,
+    /// Problems that the last look has shown.
+    problems: Mutex<Vec<String>>,
 }
 
 /// Demands of `cproxy check`.
@@ -66,8 +69,8 @@ pub(super) type Demands = mpsc::Receiver<oneshot::Sender<HealthReport>>;
 impl HealthWatch {
     pub(super) fn new() -> (Arc<Self>, Demands) {
         let (demands, received) = mpsc::channel(DEMANDS_MAX);
-        let (looks, repairs, canary_failures) = Default::default();
-        (Arc::new(Self { changed: Notify::new(), demands, looks, repairs, canary_failures }), received)
+        let (looks, repairs, canary_failures, problems) = Default::default();
+        (Arc::new(Self { changed: Notify::new(), demands, looks, repairs, canary_failures, problems }), received)
     }
 
     /// Has the task look, now or a few seconds after its last look.
@@ -78,6 +81,15 @@ impl HealthWatch {
     /// Has the task look now and report. The report is lost if too many wait for one.
     pub(super) fn demand(&self, sender: oneshot::Sender<HealthReport>) {
         self.demands.try_send(sender).ok();
+    }
+
+    /// Problems that the last look has shown.
+    pub(super) fn problems(&self) -> Vec<String> {
+        self.lock_problems().clone()
+    }
+
+    fn lock_problems(&self) -> MutexGuard<'_, Vec<String>> {
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Names and values, as `cproxy get counters` prints them.
@@ -110,6 +122,8 @@ pub(super) struct HealthChecker {
     pub(super) environment: Environment,
     /// The cgroup that the configuration names.
     pub(super) cgroup: Option<PathBuf>,
+    /// Whether the programs count by Service.
+    pub(super) service_counters: ServiceCounting,
     pub(super) run_dir: PathBuf,
     /// Lock of the pin directory, until the agent ends.
     pub(super) lock: PinLock,
@@ -134,8 +148,6 @@ pub(super) fn entrance(cgroup: &Path) -> io::Result<File> {
 struct Progress {
     attachments: Option<Attachments>,
     last_look: Option<Instant>,
-    /// Problems that were logged and still hold.
-    problems: Vec<String>,
 }
 
 impl HealthChecker {
@@ -143,7 +155,7 @@ impl HealthChecker {
     pub(super) async fn run(mut self) {
         let cgroup_changes = self.cgroup_changes.take();
         let mut contacts = self.last_contact.contacts();
-        let mut progress = Progress { attachments: self.record(), last_look: None, problems: Vec::new() };
+        let mut progress = Progress { attachments: self.record(), last_look: None };
         loop {
             if let Some(changes) = &cgroup_changes
                 && let Err(error) = changes.watch(&self.environment.cgroup)
@@ -177,10 +189,12 @@ impl HealthChecker {
     /// Looks once, repairs what it can, and logs what is new.
     async fn look(&mut self, progress: &mut Progress) -> HealthReport {
         self.watch.looks.fetch_add(1, Ordering::Relaxed);
+        // Those that were logged and may still hold.
+        let known = self.watch.problems();
         let mut differences = self.differences(progress).await;
         if !differences.is_empty() {
-            if differences.iter().any(|difference| !progress.problems.contains(difference)) {
-                tracing::warn!("{}; attaching the programs again", differences.join("; "));
+            if differences.iter().any(|difference| !known.contains(difference)) {
+                tracing::warn!(name: "programs_repaired", "{}; attaching the programs again", differences.join("; "));
             }
             match self.repair().await {
                 Ok(()) => {
@@ -197,13 +211,13 @@ impl HealthChecker {
             CanaryReport::Reached | CanaryReport::NotWalked(_) => None,
         };
         let problems: Vec<_> = differences.iter().cloned().chain(symptom).collect();
-        for problem in problems.iter().filter(|problem| !progress.problems.contains(problem)) {
-            tracing::error!("{problem}");
+        for problem in problems.iter().filter(|problem| !known.contains(problem)) {
+            tracing::error!(name: "programs_ineffective", "{problem}");
         }
-        if problems.is_empty() && !progress.problems.is_empty() {
-            tracing::info!("the programs have their effect again");
+        if problems.is_empty() && !known.is_empty() {
+            tracing::info!(name: "programs_effective", "the programs have their effect again");
         }
-        progress.problems = problems;
+        *self.watch.lock_problems() = problems;
         HealthReport { differences, canary, repairs: self.watch.repairs.load(Ordering::Relaxed) }
     }
 
@@ -223,7 +237,9 @@ impl HealthChecker {
         }
         match run_dir::send(&self.requests, Request::RestorePins).await {
             Ok(Ok(restored)) if restored.is_empty() => {}
-            Ok(Ok(restored)) => tracing::warn!("{}: the pins were removed; pinned again", restored.join(", ")),
+            Ok(Ok(restored)) => {
+                tracing::warn!(name: "pins_restored", "{}: the pins were removed; pinned again", restored.join(", "));
+            }
             Ok(Err(error)) => differences.push(error),
             Err(error) => differences.push(error.to_string()),
         }
@@ -231,7 +247,12 @@ impl HealthChecker {
             differences.push("the links could not be read".to_owned());
             return differences;
         };
-        differences.extend(attachments.differences().iter().map(ToString::to_string));
+        let of_links = attachments.differences();
+        if of_links.is_empty() {
+            // A tracer that was killed before it put its programs in force leaves nothing but pins.
+            attachments.remove_trace_leftover();
+        }
+        differences.extend(of_links.iter().map(ToString::to_string));
         if let Some(better) = self.better_cgroup(attachments) {
             differences.push(format!(
                 "{} is not the cgroup of the workload any more, which is {}",
@@ -259,7 +280,7 @@ impl HealthChecker {
         if let Ok(entrance) = entrance(&self.environment.cgroup) {
             self.entrance = Ok(entrance);
         }
-        install_in_child(&self.environment, &self.lock).await.map_err(|error| error.to_string())
+        install_in_child(&self.environment, &self.lock, self.service_counters).await.map_err(|error| error.to_string())
     }
 
     /// Walks the canary. After a failure the table is written anew, and the canary walks once more.
@@ -312,7 +333,8 @@ impl HealthChecker {
 
     /// Programs of others at the same hooks, as text behind a symptom.
     fn others(&self) -> String {
-        let others = other_programs(self.lock.pins(), &self.environment.cgroup);
+        let others = neighbours(self.lock.pins(), &self.environment.cgroup, 1).others;
+        let others: Vec<_> = others.iter().map(ToString::to_string).collect();
         if others.is_empty() { String::new() } else { format!("; others there: {}", others.join("; ")) }
     }
 }
@@ -335,7 +357,7 @@ fn is_served(cgroup: &Path, excluded: &[u64]) -> bool {
     if attached == ROOT_CGROUP_ID && excluded.is_empty() {
         return true;
     }
-    let Ok(own) = own_cgroup_ids() else { return false };
+    let Ok(ProcessCgroup { ids: own, .. }) = ProcessCgroup::of(None) else { return false };
     own.contains(&attached) && !own.iter().any(|id| excluded.contains(id))
 }
 

@@ -12,19 +12,24 @@ use cproxy_datapath::bpf::{self, Environment, PinDir, PinLock};
 use tokio::sync::oneshot;
 
 use super::error::AgentError;
-use crate::run_dir::Failure;
+use crate::{config::ServiceCounting, run_dir::Failure};
 
 /// Exit code of `cproxy install` if another attempt may succeed (sysexits.h, EX_TEMPFAIL).
 pub const EXIT_RETRY: u8 = 75;
 
 /// Loads and attaches the programs in a child, whose memory is freed when it ends. Meanwhile the source may deliver.
-pub(super) async fn install_in_child(environment: &Environment, lock: &PinLock) -> Result<(), AgentError> {
+pub(super) async fn install_in_child(
+    environment: &Environment,
+    lock: &PinLock,
+    counters: ServiceCounting,
+) -> Result<(), AgentError> {
     let path = PathBuf::from("/proc/self/exe");
     let failed = |error| AgentError::Child(path.clone(), error);
     let mut command = Command::new(&path);
     // The child shares the lock: if it outlives the agent, the next agent must not start beside it.
     command.stdin(lock.share().map_err(failed)?);
     command.arg("install").arg("--cgroup").arg(&environment.cgroup).arg("--pin-dir").arg(&environment.pin_dir);
+    command.arg("--service-counters").arg(counters.as_str());
     let (sender, ended) = oneshot::channel();
     let wait = move || drop(sender.send(command.output()));
     thread::Builder::new().name("install".to_owned()).spawn(wait).map_err(failed)?;
@@ -32,7 +37,7 @@ pub(super) async fn install_in_child(environment: &Environment, lock: &PinLock) 
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() {
         let cgroup = printable(&environment.cgroup.display().to_string());
-        tracing::info!("attached to {cgroup}: {}", stdout.trim().replace('\n', ", "));
+        tracing::info!(name: "attached", "attached to {cgroup}: {}", stdout.trim().replace('\n', ", "));
         return Ok(());
     }
     let mut lines: Vec<_> = stderr.lines().collect();
@@ -49,12 +54,16 @@ pub(super) async fn install_in_child(environment: &Environment, lock: &PinLock) 
 ///
 /// # Errors
 /// As [`bpf::install`].
-pub fn install_programs(pin_dir: &Path, cgroup: &Path) -> Result<String, bpf::InstallError> {
+pub fn install_programs(pin_dir: &Path, cgroup: &Path, counters: ServiceCounting) -> Result<String, bpf::InstallError> {
     // Without its agent, the child could not report anything. The next agent repairs an interrupted installation.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
     // If that fails, everything works, and the maps' memory counts as the agent's.
     bpf::leave_memory_cgroup().ok();
-    let programs = bpf::install(&PinDir::new(pin_dir), cgroup, bpf::Features::probe())?;
+    let set = match counters {
+        ServiceCounting::Off => bpf::ProgramSet::Plain,
+        ServiceCounting::On => bpf::ProgramSet::Tracing,
+    };
+    let programs = bpf::install(&PinDir::new(pin_dir), cgroup, bpf::Features::probe(), set)?;
     let line = |(program, count): &(bpf::Program, u32)| format!("{} ({count} instructions verified)", program.name);
     Ok(programs.iter().map(line).collect::<Vec<_>>().join("\n"))
 }

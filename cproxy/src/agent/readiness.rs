@@ -62,12 +62,18 @@ impl Readiness {
             }
             State::Withdrawn(since) if is_compared => {
                 self.run_dir.set_ready()?;
-                tracing::info!("ready again after {:.1?}: the table is that of the API server", since.elapsed());
+                let time = since.elapsed();
+                tracing::info!(name: "ready", "ready again after {time:.1?}: the table is that of the API server");
                 self.state = State::Announced;
             }
             State::Withdrawn(_) | State::Announced => {}
         }
         Ok(Ready(()))
+    }
+
+    /// Whether the announcement was withdrawn and is due again.
+    pub(super) fn is_withdrawn(&self) -> bool {
+        matches!(self.state, State::Withdrawn(_))
     }
 
     /// Withdraws the announcement: the table may be out of date. An init system is not told.

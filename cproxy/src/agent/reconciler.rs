@@ -19,17 +19,22 @@ use tokio::{
 use super::{
     canary::Canary,
     error::AgentError,
+    explain::{Query, View},
     health::{CanaryState, HealthWatch},
+    last_changes::LastChanges,
+    measures::{Measures, ResumeReason},
     readiness::{Readiness, Ready},
     seed::new_seed,
     source::SourceStatus,
     stale_sockets::{RetiredQueue, SocketGauges, SocketTerminator},
+    status::Status,
     tcp_places::{PlaceSweeper, PlaceWatch},
     timeline::Phase,
 };
 use crate::{
     canary::service_name,
     config::TableSettings,
+    endpoints::ServiceCalls,
     problem_log::ProblemLog,
     report,
     run_dir::{Request, Restored},
@@ -86,6 +91,9 @@ pub(super) struct Reconciler {
     own: Own,
     /// Exclusions in force.
     exclusions: Exclusions,
+    last_changes: LastChanges,
+    /// Measures for the endpoints, if there are any.
+    measures: Option<Box<Measures>>,
 }
 
 /// The agent's means to test its own programs.
@@ -128,6 +136,8 @@ impl Reconciler {
             source,
             own,
             exclusions: Exclusions::default(),
+            last_changes: LastChanges::default(),
+            measures: None,
         })
     }
 
@@ -148,13 +158,22 @@ impl Reconciler {
 
     /// Goes on in a VM that was restored from a snapshot: with a new seed and a new connection. The table stays in
     /// force. If the restore is certain, the agent is not ready until the objects have been compared with the source.
-    fn resume(&mut self, is_certain: bool) -> Result<(), TableError> {
+    fn resume(&mut self, reason: ResumeReason) -> Result<(), TableError> {
+        if let Some(measures) = &mut self.measures {
+            measures.resume(reason);
+        }
+        let is_certain = matches!(reason, ResumeReason::Reseed | ResumeReason::Sign(Restored::NewGeneration));
         let result = self.reseed();
         if self.source.renew() && is_certain {
             self.readiness.withdraw();
             self.store.await_comparison(self.source.last_contact.compare());
         }
         result
+    }
+
+    /// Measures from now on, for endpoints.
+    pub(super) fn measure(&mut self) {
+        self.measures = Some(Box::default());
     }
 
     /// Ends a phase of the start.
@@ -206,6 +225,40 @@ impl Reconciler {
         gauges
     }
 
+    /// State for the endpoints.
+    fn status(&self) -> Status {
+        let lists =
+            self.store.pending_lists().map(|kind| format!("there is no complete list of {}s yet", kind.singular()));
+        let write = match self.state {
+            SyncState::FirstSync => Some("the table is not written yet"),
+            SyncState::Resync { .. } => Some("the table could not be written, and is written again soon"),
+            SyncState::Incremental(_) if self.readiness.is_withdrawn() => {
+                Some("the table has not been compared with the API server since the VM was restored")
+            }
+            SyncState::Incremental(_) => None,
+        };
+        let hooks = self.own.health_watch.problems();
+        let has_hook_problem = !hooks.is_empty();
+        let services = self.store.service_names().len() - usize::from(!self.canary_routes().is_empty());
+        Status {
+            gauges: self.gauges(),
+            limits: vec![
+                ("services", services as u64),
+                ("frontends_max", self.limits.frontends.into()),
+                ("backends_max", self.limits.slots.into()),
+            ],
+            measures: self.measures.as_deref().cloned().unwrap_or_default(),
+            pending: lists.chain(write.map(str::to_owned)).chain(hooks).collect(),
+            has_hook_problem,
+            has_node: self.store.has_node(),
+        }
+    }
+
+    /// Routes of the canary that the kernel's table has.
+    fn canary_routes(&self) -> Vec<Route> {
+        canary_routes(&self.own.canary, &self.planner)
+    }
+
     /// Applies events and responds to requests for ever.
     pub(super) async fn run(
         &mut self,
@@ -218,8 +271,8 @@ impl Reconciler {
             tokio::select! {
                 batch = events.recv() => {
                     let Some(batch) = batch else { return self.serve_without_source(requests).await };
-                    self.apply(batch);
-                    gather(&mut events, |batch| self.apply(batch)).await;
+                    self.receive(batch);
+                    gather(&mut events, |batch| self.receive(batch)).await;
                     self.reconcile()?;
                 }
                 Some(request) = requests.recv() => self.respond(request)?,
@@ -230,7 +283,7 @@ impl Reconciler {
 
     /// Responds to requests and leaves the table as it is, after the end of the source.
     async fn serve_without_source(&mut self, mut requests: mpsc::Receiver<Request>) -> Result<(), AgentError> {
-        tracing::error!("the source of events has ended; the table stays as it is");
+        tracing::error!(name: "source_ended", "the source of events has ended; the table stays as it is");
         while let Some(request) = requests.recv().await {
             self.respond(request)?;
         }
@@ -244,11 +297,30 @@ impl Reconciler {
                 drop(sender.send(report::frontend_names_json(self.planner.each_name())));
             }
             Request::Gauges(sender) => drop(sender.send(self.gauges())),
+            Request::Status(sender) => drop(sender.send(self.status())),
+            Request::ServiceCalls(counters, sender) => {
+                drop(sender.send(ServiceCalls::of(counters, self.planner.each_name())));
+            }
             Request::Source(sender) => drop(sender.send(self.source.report())),
-            Request::Reseed(sender) => drop(sender.send(self.resume(true).map_err(|error| error.to_string()))),
+            Request::Explain(target, sender) => {
+                let (store, planner, changes) = (&self.store, &self.planner, &self.last_changes);
+                let mut report = View { store, planner, changes, source: &self.source }.report(&target);
+                if report.services.is_empty() {
+                    let query = Query::to(&self.source);
+                    drop(tokio::spawn(async move {
+                        report.unserved = query.unserved(&target).await;
+                        sender.send(report).ok();
+                    }));
+                } else {
+                    sender.send(report).ok();
+                }
+            }
+            Request::Reseed(sender) => {
+                drop(sender.send(self.resume(ResumeReason::Reseed).map_err(|error| error.to_string())));
+            }
             Request::Restored(sign) => {
-                tracing::info!("{sign}: choosing from a new seed, and connecting anew");
-                if let Err(error) = self.resume(sign == Restored::NewGeneration) {
+                tracing::info!(name: "restored", "{sign}: choosing from a new seed, and connecting anew");
+                if let Err(error) = self.resume(ResumeReason::Sign(sign)) {
                     tracing::error!("{error}");
                 }
             }
@@ -284,8 +356,15 @@ impl Reconciler {
     /// State of the canary, as the task that walks it needs it.
     fn canary_state(&self) -> CanaryState {
         let has_table = !matches!(self.state, SyncState::FirstSync);
-        let routes = || canary_routes(&self.own.canary, &self.planner);
-        CanaryState { routes: has_table.then(routes), exclusions: self.exclusions.clone() }
+        CanaryState { routes: has_table.then(|| self.canary_routes()), exclusions: self.exclusions.clone() }
+    }
+
+    /// Applies events of the source.
+    fn receive(&mut self, batch: Vec<Event>) {
+        if let Some(measures) = &mut self.measures {
+            measures.queue(&batch);
+        }
+        self.apply(batch);
     }
 
     fn apply(&mut self, batch: Vec<Event>) {
@@ -294,7 +373,7 @@ impl Reconciler {
             let canary = if let Event::ListDone(kind) = event { self.own.canary.objects(kind) } else { Vec::new() };
             self.has_applied_list |= matches!(event, Event::ListDone(_));
             for problem in canary.into_iter().chain([event]).flat_map(|event| self.store.apply(event)) {
-                tracing::warn!("{problem}");
+                tracing::warn!(name: "problem", "{problem}");
             }
         }
     }
@@ -311,10 +390,20 @@ impl Reconciler {
         if !self.store.is_complete() || is_waiting {
             return Ok(());
         }
-        match self.write_table().and_then(|()| self.compact(now)) {
-            Ok(()) => self.finish_write(),
+        let written = self.write_table().and_then(|()| self.compact(now));
+        if let (Err(_), Some(measures)) = (&written, &mut self.measures) {
+            measures.write_failures += 1;
+        }
+        match written {
+            Ok(()) => {
+                if let Some(measures) = &mut self.measures {
+                    measures.end_sync(now.elapsed(), !matches!(self.state, SyncState::Incremental(_)));
+                }
+                self.finish_write()
+            }
             Err(error @ TableError::NoMemory { .. }) => {
                 tracing::error!(
+                    name: "no_memory",
                     "{error}; what does not fit is not served, or keeps its last backends; the maps grow again in \
                      {NO_MEMORY_PAUSE:?} at the earliest"
                 );
@@ -328,7 +417,10 @@ impl Reconciler {
                 Ok(())
             }
             Err(error) => {
-                tracing::error!("{error}; the table is read back and written anew in {RETRY_PAUSE:?}");
+                tracing::error!(
+                    name: "table_failed",
+                    "{error}; the table is read back and written anew in {RETRY_PAUSE:?}"
+                );
                 self.state = SyncState::Resync { at: now + RETRY_PAUSE };
                 Ok(())
             }
@@ -390,6 +482,7 @@ impl Reconciler {
     /// that the agent is ready.
     fn finish_write(&mut self) -> Result<(), AgentError> {
         let retired = self.planner.take_retired();
+        self.last_changes.record(Instant::now(), self.planner.take_changes());
         // After taking over or reading back a table it is unknown which backends have retired: all sockets are checked.
         let is_unknown = match self.state {
             SyncState::FirstSync => self.has_predecessor,
@@ -419,7 +512,7 @@ impl Reconciler {
         let revision = self.planner.problems_revision();
         if self.logged_revision.replace(revision) != Some(revision) {
             for problem in self.problem_log.update(self.planner.problems()) {
-                tracing::warn!("{problem}");
+                tracing::warn!(name: "problem", "{problem}");
             }
         }
     }

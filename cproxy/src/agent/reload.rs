@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use cproxy_core::Event;
-use cproxy_daemon::LogFilter;
 use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration};
 use tokio::{signal::unix::Signal, sync::mpsc, time::sleep};
 
 use super::{error::AgentError, own_addresses::AddressSource, table_settings};
 use crate::{
     config::{Change, Config, ObjectSource, TableSettings},
+    controls::Controls,
     run_dir::{self, Request},
 };
 
@@ -24,7 +24,7 @@ pub(super) struct Reloader {
     pub(super) reread: Reread,
     /// Configuration in force.
     pub(super) config: Config,
-    pub(super) log: LogFilter,
+    pub(super) controls: Controls,
     /// Client of the API servers, if they are the source.
     pub(super) client: Option<Arc<ApiClient>>,
     /// Whether the agent started with an exec plugin, so that its system calls are not filtered.
@@ -49,7 +49,9 @@ impl Reloader {
         while hangups.recv().await.is_some() {
             match self.check().await {
                 Ok(checked) => self.apply(checked).await,
-                Err(error) => tracing::warn!("SIGHUP: {error}; all settings stay as they are"),
+                Err(error) => {
+                    tracing::warn!(name: "settings_invalid", "SIGHUP: {error}; all settings stay as they are");
+                }
             }
             // Signals that arrive meanwhile count as one. Each makes a new connection.
             sleep(INTERVAL_MIN).await;
@@ -72,7 +74,7 @@ impl Reloader {
             ObjectSource::Manifests(_) => None,
         };
         changes.deferred.iter().for_each(|change| {
-            tracing::warn!("SIGHUP: {change}: takes effect when the agent starts again");
+            tracing::warn!(name: "settings_deferred", "SIGHUP: {change}: takes effect when the agent starts again");
         });
         Ok(Checked { config, applied: changes.applied, table_settings, api_server })
     }
@@ -90,11 +92,11 @@ impl Reloader {
             events.send(events_now).await.ok();
         }
         // The level that shows more counts for this line.
-        self.log.set_level(self.config.log_level.max(config.log_level));
+        self.controls.show(self.config.log_level.max(config.log_level));
         let changes = applied.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let changes = if changes.is_empty() { "no setting has changed".to_owned() } else { changes };
-        tracing::info!("SIGHUP: settings were read again: {changes}");
-        self.log.set_level(config.log_level);
+        tracing::info!(name: "settings_read", "SIGHUP: settings were read again: {changes}");
+        self.controls.configure(&config);
         self.config = config;
         if let (Some(client), Some((server, configuration))) = (self.client.clone(), api_server) {
             // A server that does not respond delays no later signal.

@@ -57,7 +57,8 @@ impl SourceStatus {
             Followed::ApiServer(client) => {
                 let (server, choice) = client.choice();
                 let (silent_seconds, view) = (self.last_contact.silent_seconds(), self.last_contact.view());
-                SourceReport::ApiServer { server: server.to_string(), choice, silent_seconds, view }
+                let failure = self.last_contact.failure();
+                SourceReport::ApiServer { server: server.to_string(), choice, silent_seconds, view, failure }
             }
         }
     }
@@ -111,7 +112,7 @@ pub(super) fn start(
             None
         }
         CheckedSource::ApiServer(server, configuration) => {
-            tracing::info!("following the API server at {configuration}");
+            tracing::info!(name: "following", "following the API server at {configuration}");
             if server.kubeconfig.is_none() && server.addresses.is_empty() {
                 tracing::warn!(
                     "KUBERNETES_SERVICE_HOST is usually a ClusterIP, and cproxy does not use its own table: if it \

@@ -127,11 +127,14 @@ impl SocketTerminator {
                 Some(outcome)
             }
             Ok(Err(error)) => {
-                tracing::warn!("{error}; tried again in {RETRY_PAUSE:?}");
+                tracing::warn!(name: "sockets_failed", "{error}; tried again in {RETRY_PAUSE:?}");
                 None
             }
             Err(error) => {
-                tracing::warn!("closing stale sockets: {error}; tried again in {RETRY_PAUSE:?}");
+                tracing::warn!(
+                    name: "sockets_failed",
+                    "closing stale sockets: {error}; tried again in {RETRY_PAUSE:?}"
+                );
                 None
             }
         };
@@ -144,7 +147,7 @@ impl SocketTerminator {
         let left_before = self.gauges.left.swap(left, Ordering::Relaxed);
         let unseen_before = self.gauges.unseen.swap(unseen.into(), Ordering::Relaxed);
         if closed != 0 {
-            tracing::info!("closed {closed} sockets whose backends no longer serve");
+            tracing::info!(name: "sockets_closed", "closed {closed} sockets whose backends no longer serve");
         }
         if unseen_before != u64::from(unseen) {
             tracing::debug!(
@@ -152,7 +155,10 @@ impl SocketTerminator {
             );
         }
         if left != left_before && left != 0 {
-            tracing::warn!("{left} sockets whose backends no longer serve are left open: see `cproxy check`");
+            tracing::warn!(
+                name: "sockets_left",
+                "{left} sockets whose backends no longer serve are left open: see `cproxy check`"
+            );
         }
     }
 }

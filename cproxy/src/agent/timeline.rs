@@ -46,6 +46,7 @@ impl Timeline {
         let total = self.started.elapsed();
         let [prepare_ms, install_ms, open_ms, list_ms, write_ms] = self.phases.map(milliseconds);
         tracing::info!(
+            name: "ready",
             prepare_ms,
             install_ms,
             open_ms,

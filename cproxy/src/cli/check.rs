@@ -1,7 +1,9 @@
-//! `cproxy check`: one line for each requirement on the kernel and on the machine. Changes nothing.
+//! `cproxy check`: one line for each requirement on kernel, machine, network and API server. Changes nothing.
+
+mod network;
+mod requirement;
 
 use std::{
-    fmt::Display,
     io,
     path::{Path, PathBuf},
 };
@@ -9,17 +11,25 @@ use std::{
 use anyhow::bail;
 use clap::Args;
 use cproxy_datapath::{
-    bpf::{self, Environment, Features, MapType, Mount, PinDir, PinError, Program, Scope},
+    bpf::{
+        self, CGROUPS_MAX, Environment, Features, KernelReader, MapType, Mount, Neighbours, PinDir, PinError, Program,
+        ROOT_CGROUP_ID, Scope,
+    },
     sockets::{self, Abilities},
 };
-use serde::Serialize;
+use cproxy_wire::{diagnose, probe_nameservers};
 
-use super::{Format, PinDirOption, RunDirOption, one_line, print};
+use self::{
+    network::DNS_TIME_MAX,
+    requirement::{CheckResult, Requirement, degraded, from_result, lacking, missing, ok, optional, required, text},
+};
+use super::{EnabledOption, Format, NodeNameOption, PinDirOption, RunDirOption, SourceOptions, print};
 use crate::{
-    agent::generation_id,
+    agent::{generation_id, socket_setup},
+    config::ObjectSource,
     privileges::{Rights, can_filter_system_calls},
-    report::{CanaryReport, HealthReport, SourceReport},
-    run_dir::{self, explain_silence, fetch_health, fetch_source},
+    report::{CanaryReport, HealthReport, Names, SourceReport},
+    run_dir::{self, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_services, fetch_source},
 };
 
 /// Flags of `cproxy check`.
@@ -28,6 +38,12 @@ pub(super) struct CheckOptions {
     /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
+    #[command(flatten)]
+    pub(super) switch: EnabledOption,
+    #[command(flatten)]
+    source: SourceOptions,
+    #[command(flatten)]
+    node: NodeNameOption,
     /// cgroup2 directory that `run` would attach to; default: the cgroup2 root
     #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
     cgroup: Option<PathBuf>,
@@ -37,62 +53,20 @@ pub(super) struct CheckOptions {
     run: RunDirOption,
 }
 
-/// One requirement. Names and fields are a contract, like those of the table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Requirement {
-    name: String,
-    state: RequirementState,
-    /// Whether cproxy fails without it.
-    required: bool,
-    /// How it is met, or the cause of the failure and its remedy.
-    detail: String,
-}
-
-/// The state of a requirement, and its detail.
-type CheckResult = (RequirementState, String);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum RequirementState {
-    Ok,
-    /// cproxy works without it, with less function.
-    Limited,
-    /// It is absent, or could not be checked.
-    Missing,
-}
-
-fn ok(detail: impl Display) -> CheckResult {
-    (RequirementState::Ok, one_line(&detail))
-}
-
-fn limited(detail: impl Display) -> CheckResult {
-    (RequirementState::Limited, one_line(&detail))
-}
-
-fn missing(detail: impl Display) -> CheckResult {
-    (RequirementState::Missing, one_line(&detail))
-}
-
-fn from_result(result: Result<impl Display, impl Display>) -> CheckResult {
-    result.map_or_else(missing, ok)
-}
-
-fn required(name: impl Into<String>, (state, detail): CheckResult) -> Requirement {
-    Requirement { name: name.into(), state, required: true, detail }
-}
-
-fn optional(name: impl Into<String>, result: CheckResult) -> Requirement {
-    Requirement { required: false, ..required(name, result) }
-}
-
 pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
-    let requirements = requirements(options);
+    let mut requirements = requirements(options);
+    let of_machine = requirements.len();
+    requirements.extend(of_network(options)?);
     print(&match options.output {
         Format::Table => text(&requirements),
         Format::Json => format!("{}\n", serde_json::to_string_pretty(&requirements)?),
     })?;
-    match lacking(&requirements).as_slice() {
-        [] => Ok(()),
+    let (of_machine, of_network) = requirements.split_at(of_machine);
+    match lacking(of_machine).as_slice() {
+        [] => match lacking(of_network).as_slice() {
+            [] => Ok(()),
+            names => bail!("cannot follow the API server: missing {}", names.join(", ")),
+        },
         ["hooks"] => bail!("the programs do not work; the line `hooks` has the cause"),
         ["attached"] => bail!("the programs are not attached as they should be: start `cproxy run` again"),
         names => bail!("cannot run here: missing {}", names.join(", ")),
@@ -104,14 +78,15 @@ fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     let cgroup = Environment::cgroup2(options.cgroup.as_deref(), run_dir);
     let capabilities = Environment::capabilities();
     let kernel = Kernel { is_accessible: capabilities.is_ok() };
-    let mut all = vec![
+    let mut all = Vec::from_iter(options.switch.disabled().map(|reason| optional("enabled", degraded(reason))));
+    all.extend([
         required("kernel", from_result(Environment::kernel())),
         required("capabilities", from_result(capabilities.map(|()| "enough to load and attach programs"))),
         required("cgroup2", cgroup.as_ref().map_or_else(missing, |(at, scope)| in_scope(*scope, mount(at)))),
         required("bpffs", from_result(Environment::bpffs(pin_dir).as_ref().map(mount))),
         required("run_dir", from_result(Environment::run_dir(run_dir).map(|()| run_dir.display()))),
         required("cgroup_bpf", kernel.probe(hooks)),
-    ];
+    ]);
     all.extend(bpf::MAP_TYPES.map(|(name, of_type)| required(format!("map_{name}"), kernel.probe(|| map(of_type)))));
     all.extend(programs(kernel));
     all.push(optional("errno_helper", kernel.probe(errno_helper)));
@@ -122,15 +97,76 @@ fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     // The agent puts programs back.
     all.push(required("hooks", hooks_of_agent(run_dir)));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
+    all.push(optional("other_programs", kernel.probe(|| other_programs(&pins, cgroup.as_ref().ok()))));
     all.push(optional("source", source(run_dir)));
     all
+}
+
+/// Lines about network and API server. Sockets of check to the API server are marked like those of the agent, and those
+/// to nameservers are like those of applications.
+fn of_network(options: &CheckOptions) -> anyhow::Result<Vec<Requirement>> {
+    let pins = PinDir::new(&options.pin.pin_dir);
+    let setup = socket_setup(&pins);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let node = options.node.name();
+    let root = root_of_agent(&options.run.run_dir);
+    let (findings, answers) = runtime.block_on(async {
+        let answers = tokio::spawn(probe_nameservers(DNS_TIME_MAX));
+        let findings = match options.source.source() {
+            ObjectSource::ApiServer(server) => diagnose(&server, node.as_deref(), setup.clone(), &root).await,
+            ObjectSource::Manifests(_) => Vec::new(),
+        };
+        (findings, answers.await.unwrap_or_default())
+    });
+    let services = fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
+    let names: Names = services.iter().cloned().collect();
+    let table = KernelReader::read_table(&pins).ok().map(|mut table| {
+        table.frontends.retain(|frontend, _| !names.is_canary(frontend));
+        table
+    });
+    let mut all: Vec<_> = findings.into_iter().map(Requirement::from).collect();
+    all.extend(network::families(table.as_ref(), &setup));
+    all.push(optional("dns", network::dns(&answers, table.as_ref(), &services, is_served(&pins))));
+    Ok(all)
+}
+
+/// Root directory of a running agent, which has a resolver of its own: that of a pod is usually a ClusterIP. This
+/// process's without an agent, or where its root cannot be entered.
+fn root_of_agent(run_dir: &Path) -> PathBuf {
+    let root = run_dir::agent(run_dir).map(|agent| PathBuf::from(format!("/proc/{}/root", agent.as_raw_nonzero())));
+    root.ok().filter(|root| root.read_dir().is_ok()).unwrap_or_else(|| "/".into())
+}
+
+/// Whether the programs, if there are any, run for this process.
+fn is_served(pins: &PinDir) -> bool {
+    let mut ids = bpf::attached(pins).into_iter().filter_map(|(_, id)| id.ok());
+    let Some(id) = ids.find(|id| *id != 0) else { return true };
+    id == ROOT_CGROUP_ID || bpf::ProcessCgroup::of(None).is_ok_and(|own| own.ids.contains(&id))
+}
+
+/// Programs of others at our hooks, in the cgroup of the programs and in those below it.
+fn other_programs(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
+    let Some((Mount::Present(dir), _)) = cgroup else { return ok("none: cgroup2 is not mounted yet") };
+    let Neighbours { others, without_ours, cgroups, is_cut } = bpf::neighbours(pins, dir, CGROUPS_MAX);
+    if let Some(lost) = without_ours {
+        return degraded(format!(
+            "{} is below the programs' cgroup, and not all of them run there: start `cproxy run` again",
+            lost.display()
+        ));
+    }
+    let seen = if is_cut { format!("the first {cgroups} cgroups") } else { format!("{cgroups} cgroups") };
+    if others.is_empty() {
+        return ok(format!("none in {seen}"));
+    }
+    let names: Vec<_> = others.iter().map(|other| format!("{other} in {}", other.cgroup.display())).collect();
+    degraded(format!("they run beside cproxy, and each can deny a call or change its address: {}", names.join("; ")))
 }
 
 /// Requirements for closing stale sockets, which are otherwise left open and at best counted, and for freeing places.
 fn socket_requirements(pins: &PinDir) -> [Requirement; 5] {
     let Abilities { udp_diag, tcp_diag, destroy, storages, places } = sockets::probe(Some(pins));
     let one = |name, can: Result<(), String>, detail: &str, loss: &str| {
-        optional(name, can.map_or_else(|reason| limited(format!("{reason}; {loss}")), |()| ok(detail)))
+        optional(name, can.map_or_else(|reason| degraded(format!("{reason}; {loss}")), |()| ok(detail)))
     };
     let left = "stale ones are counted and left open";
     [
@@ -148,7 +184,7 @@ fn restore() -> CheckResult {
         None => ok("noticed by steps of the clock, and by a changed network; there is no VM generation id"),
         Some(Ok(())) => ok("noticed by the VM generation id and by steps of the clock"),
         Some(Err(error)) => {
-            limited(format!("the VM generation id changes unseen: /dev/kmsg: {error}; CAP_SYSLOG gives access"))
+            degraded(format!("the VM generation id changes unseen: /dev/kmsg: {error}; CAP_SYSLOG gives access"))
         }
     }
 }
@@ -158,12 +194,12 @@ fn confinement(run_dir: &Path) -> CheckResult {
     let agent = run_dir::agent(run_dir).map(|agent| (agent, Rights::of(agent)));
     match agent {
         Ok((_, Ok(rights))) if rights.are_confined() => ok(format!("the agent keeps {rights}")),
-        Ok((_, Ok(rights))) => limited(format!("the agent keeps {rights}; its log says why")),
+        Ok((_, Ok(rights))) => degraded(format!("the agent keeps {rights}; its log says why")),
         Ok((agent, Err(error))) => {
-            limited(format!("the agent cannot be looked at: /proc/{}: {error}", agent.as_raw_nonzero()))
+            degraded(format!("the agent cannot be looked at: /proc/{}: {error}", agent.as_raw_nonzero()))
         }
         Err(_) if can_filter_system_calls() => ok("no agent is running; the kernel can filter its system calls"),
-        Err(_) => limited(
+        Err(_) => degraded(
             "no agent is running; the kernel could not filter its system calls: build it with CONFIG_SECCOMP_FILTER",
         ),
     }
@@ -190,13 +226,13 @@ fn mount(mount: &Mount) -> String {
     }
 }
 
-/// The place of the programs: `limited` where not all processes are served and `--cgroup` does not ask for that.
+/// The place of the programs: `degraded` where not all processes are served and `--cgroup` does not ask for that.
 fn in_scope(scope: Scope, place: String) -> CheckResult {
     if let Some(lost) = Environment::lost_sockets(scope) {
-        return limited(format!("{place}, {}; {lost}", scope.caveat().unwrap_or_default()));
+        return degraded(format!("{place}, {}; {lost}", scope.caveat().unwrap_or_default()));
     }
     match (scope, scope.caveat()) {
-        (Scope::Confined, Some(caveat)) => limited(format!("{place}, {caveat}")),
+        (Scope::Confined, Some(caveat)) => degraded(format!("{place}, {caveat}")),
         (_, Some(caveat)) => ok(format!("{place}, {caveat}")),
         (_, None) => ok(place),
     }
@@ -230,7 +266,7 @@ fn programs(kernel: Kernel) -> Vec<Requirement> {
     }
     let verified = |count| format!("loads, {count} instructions verified");
     let one = |(program, count): (_, Result<u32, _>)| required(program_name(program), from_result(count.map(verified)));
-    match bpf::try_load(Features::probe()) {
+    match bpf::try_load(Features::probe(), bpf::ProgramSet::Plain) {
         Ok(programs) => programs.into_iter().map(one).collect(),
         Err(error) => all(missing(error)),
     }
@@ -243,7 +279,7 @@ fn program_name(program: Program) -> String {
 fn errno_helper() -> CheckResult {
     match bpf::has_errno_helper() {
         Ok(true) => ok("refused calls fail with ECONNREFUSED or EHOSTUNREACH"),
-        Ok(false) => limited(
+        Ok(false) => degraded(
             "refused calls fail with EPERM, not with ECONNREFUSED or EHOSTUNREACH; Linux 6.1 and newer let these hooks \
              call bpf_set_retval",
         ),
@@ -270,8 +306,8 @@ fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
         Some((Mount::Present(dir), scope)) if is_cgroup(dir, cgroup_id) => {
             in_scope(*scope, format!("to {}", dir.display()))
         }
-        _ if cgroup_id == bpf::ROOT_CGROUP_ID => ok("to the cgroup root"),
-        _ => limited(format!(
+        _ if cgroup_id == ROOT_CGROUP_ID => ok("to the cgroup root"),
+        _ => degraded(format!(
             "to another cgroup, with id {cgroup_id}: only processes in and below it are served; \
              `find /sys/fs/cgroup -inum {cgroup_id}` names it"
         )),
@@ -282,7 +318,7 @@ const ANOTHER_VERSION: &str = "the running agent is of another version and does 
 
 /// Source that a running agent follows.
 fn source(run_dir: &Path) -> CheckResult {
-    let report = |report: SourceReport| if report.is_good() { ok(report) } else { limited(report) };
+    let report = |report: SourceReport| if report.is_good() { ok(report) } else { degraded(report) };
     fetch_source(run_dir).map_or_else(|error| no_report(run_dir, &error), report)
 }
 
@@ -290,7 +326,7 @@ fn source(run_dir: &Path) -> CheckResult {
 fn hooks_of_agent(run_dir: &Path) -> CheckResult {
     let report = |report: HealthReport| match (report.is_good(), &report.canary) {
         (true, CanaryReport::Reached) => ok(report),
-        (true, _) => limited(report),
+        (true, _) => degraded(report),
         (false, _) => missing(report),
     };
     fetch_health(run_dir).map_or_else(|error| no_report(run_dir, &error), report)
@@ -302,33 +338,13 @@ fn no_report(run_dir: &Path, error: &io::Error) -> CheckResult {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
             ok("no agent is running")
         }
-        io::ErrorKind::InvalidData => limited(ANOTHER_VERSION),
+        io::ErrorKind::InvalidData => degraded(ANOTHER_VERSION),
         _ => missing(explain_silence(run_dir, error)),
     }
 }
 
 fn is_cgroup(dir: &Path, id: u64) -> bool {
     bpf::cgroup_id(dir).is_ok_and(|its| its == id)
-}
-
-/// Names of the required things that are missing.
-fn lacking(requirements: &[Requirement]) -> Vec<&str> {
-    let lacks = |requirement: &&Requirement| requirement.required && requirement.state == RequirementState::Missing;
-    requirements.iter().filter(lacks).map(|requirement| requirement.name.as_str()).collect()
-}
-
-/// The requirements as aligned columns.
-fn text(requirements: &[Requirement]) -> String {
-    let width = requirements.iter().map(|requirement| requirement.name.len()).max().unwrap_or(0);
-    let line = |Requirement { name, state, detail, .. }: &Requirement| {
-        let state = match state {
-            RequirementState::Ok => "ok",
-            RequirementState::Limited => "limited",
-            RequirementState::Missing => "missing",
-        };
-        format!("{state:<8}{name:<width$}  {detail}\n")
-    };
-    requirements.iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -341,42 +357,6 @@ mod tests {
     };
 
     use super::*;
-
-    fn examples() -> [Requirement; 4] {
-        [
-            required("kernel", ok("6.18.0")),
-            required("map_sk_storage", missing("two\n lines")),
-            optional("errno_helper", limited("EPERM")),
-            optional("socket_dump", missing("no INET_DIAG")),
-        ]
-    }
-
-    #[test]
-    fn text_has_one_aligned_line_for_each_requirement() {
-        let expected = "\
-ok      kernel          6.18.0
-missing map_sk_storage  two lines
-limited errno_helper    EPERM
-missing socket_dump     no INET_DIAG
-";
-        assert_eq!(text(&examples()), expected);
-        assert_eq!(text(&[]), "");
-    }
-
-    #[test]
-    fn json_is_the_contract() {
-        let json = serde_json::to_value(&examples()[1..3]).unwrap();
-        let expected = serde_json::json!([
-            {"name": "map_sk_storage", "state": "missing", "required": true, "detail": "two lines"},
-            {"name": "errno_helper", "state": "limited", "required": false, "detail": "EPERM"},
-        ]);
-        assert_eq!(json, expected);
-    }
-
-    #[test]
-    fn only_what_is_required_is_lacking() {
-        assert_eq!(lacking(&examples()), ["map_sk_storage"]);
-    }
 
     #[test]
     fn the_source_is_that_of_a_running_agent_of_any_version() {
@@ -392,10 +372,10 @@ missing socket_dump     no INET_DIAG
         };
         for (answer, expected) in [
             (follows(1, 5), ok("follows https://api/ (its 1st choice), last confirmed 5 s ago, view all")),
-            (follows(2, 5), limited("follows https://api/ (its 2nd choice), last confirmed 5 s ago, view all")),
+            (follows(2, 5), degraded("follows https://api/ (its 2nd choice), last confirmed 5 s ago, view all")),
             (r#"{"manifests":["a"]}"#.to_owned(), ok("manifests a")),
-            ("error: the requests are: a, b\n".to_owned(), limited(ANOTHER_VERSION)),
-            (String::new(), limited(ANOTHER_VERSION)),
+            ("error: the requests are: a, b\n".to_owned(), degraded(ANOTHER_VERSION)),
+            (String::new(), degraded(ANOTHER_VERSION)),
         ] {
             let found = thread::scope(|scope| {
                 scope.spawn(|| {

@@ -1,5 +1,7 @@
 //! `cproxy cleanup`
 
+use std::path::Path;
+
 use clap::Args;
 use cproxy_datapath::bpf::{Environment, PinDir, Program};
 
@@ -17,13 +19,7 @@ pub(super) struct CleanupOptions {
 
 pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
     let dir = &options.pin.pin_dir;
-    let (removed, foreign) = PinDir::new(dir).remove(&Program::links())?;
-    // No agent runs on these pins; a killed agent's files in the run directory are no longer true.
-    run_dir::clear_unused(&options.run.run_dir)?;
-    for path in &foreign {
-        eprintln!("cproxy: {}: not cproxy's; left alone", path.display());
-    }
-    print(&match removed.len() {
+    print(&match remove(dir, &options.run.run_dir)? {
         // The bpffs may be mounted in another mount namespace, as under `ip netns exec`.
         0 if !Environment::is_on_bpffs(dir) => {
             format!(
@@ -34,4 +30,15 @@ pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
         0 => format!("nothing of cproxy in {}\n", dir.display()),
         count => format!("detached and removed {count} objects of {}\n", dir.display()),
     })
+}
+
+/// Detaches the programs and removes table, pins and the files of the run directory. Returns the number of objects.
+pub(super) fn remove(pin_dir: &Path, run_dir: &Path) -> anyhow::Result<usize> {
+    let (removed, foreign) = PinDir::new(pin_dir).remove(&Program::links())?;
+    // No agent runs on these pins; a killed agent's files in the run directory are no longer true.
+    run_dir::clear_unused(run_dir)?;
+    for path in &foreign {
+        eprintln!("cproxy: {}: not cproxy's; left alone", path.display());
+    }
+    Ok(removed.len())
 }

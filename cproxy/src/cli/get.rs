@@ -1,19 +1,26 @@
 //! `cproxy get`: the state in the kernel, with the names of Services if an agent is running.
 
-use clap::{Args, ValueEnum};
-use cproxy_core::{Frontend, KernelSet};
+mod watch;
+
+use anyhow::{anyhow, bail};
+use clap::{
+    Args, ValueEnum,
+    error::{Error as UsageError, ErrorKind},
+};
+use cproxy_core::{Frontend, KernelSet, printable};
 use cproxy_datapath::{
-    bpf::{KernelReader, PinDir, read_counters},
+    bpf::{KernelReader, PinDir, ServiceCounters, read_counters},
     sockets,
 };
+use serde::Serialize;
 
-use super::{Format, PinDirOption, RunDirOption, print, print_error, print_rows};
+use super::{PinDirOption, RunDirOption, print, print_error, print_json_rows, terminal::layout};
 use crate::{
     report::{
-        FrontendRow, Names, SocketRow, backend_rows, backends_json, backends_text, counters_json, counters_text,
-        sockets_json, sockets_text,
+        BackendRow, CountedRow, FrontendRow, Layout, Names, ServiceFilter, SocketRow, TableRow, backend_rows,
+        counters_json, counters_text, table_text,
     },
-    run_dir::{RESPONSE_TIMEOUT, fetch_gauges, fetch_services},
+    run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_services},
 };
 
 /// Flags of `cproxy get`.
@@ -24,14 +31,23 @@ pub(super) struct GetOptions {
     state: View,
     /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
-    output: Format,
+    output: GetFormat,
+    /// Only rows of Services in this namespace
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Only rows of the Service of this name, or of this namespace and name
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    service: Option<String>,
+    /// Then print each row of services or backends that changes, until interrupted
+    #[arg(short, long)]
+    watch: bool,
     #[command(flatten)]
     pin: PinDirOption,
     #[command(flatten)]
     run: RunDirOption,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum View {
     /// Frontends and their backends
     Services,
@@ -41,51 +57,115 @@ enum View {
     Sockets,
     /// Counters of the programs, and gauges of a running agent
     Counters,
+    /// Settings of a running agent, and where each comes from
+    Config,
+}
+
+/// Output format of `cproxy get`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum GetFormat {
+    /// Aligned columns, as many as the terminal has room for
+    #[default]
+    Table,
+    /// Aligned columns with everything, however long
+    Wide,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+    /// One name in each line
+    Name,
 }
 
 pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
+    check_usage(options)?;
+    if let View::Config = options.state {
+        return print_config(options);
+    }
     let pins = PinDir::new(&options.pin.pin_dir);
     pins.check_installed()?;
     match options.state {
-        View::Services => services(options, &pins),
-        View::Backends => backends(options, &pins),
-        View::Sockets => sockets(options, &pins),
-        View::Counters => counters(options, &pins),
+        View::Services if options.watch => watch::watch(options, &pins, || services(options, &pins)),
+        View::Backends if options.watch => watch::watch(options, &pins, || backends(options, &pins)),
+        View::Services => print_services(options, &pins),
+        View::Backends => print_rows(options, backends(options, &pins)?, BackendRow::name),
+        View::Sockets => print_sockets(options, &pins),
+        View::Counters => print_counters(options, &pins),
+        View::Config => print_config(options),
     }
 }
 
-fn services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
+/// Flags that do not fit together.
+fn check_usage(options: &GetOptions) -> Result<(), UsageError> {
+    let conflict = |message: &str| Err(UsageError::raw(ErrorKind::ArgumentConflict, message));
+    let is_watchable = matches!(options.state, View::Services | View::Backends);
+    match options.output {
+        _ if options.watch && !is_watchable => conflict("--watch shows changes of services and backends only"),
+        GetFormat::Yaml | GetFormat::Name if options.watch => conflict("--watch prints table, wide or json"),
+        _ if matches!(options.state, View::Counters | View::Config) && filter(options).is_set() => {
+            conflict("counters and settings are of no single Service: --namespace and --service do not fit")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn filter(options: &GetOptions) -> ServiceFilter {
+    ServiceFilter { namespace: options.namespace.clone(), service: options.service.clone() }
+}
+
+/// Rows of frontends in the order of the contract; each is made when it is asked for, as it may have very many
+/// backends.
+fn services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<impl Iterator<Item = FrontendRow>> {
+    let (names, filter) = (names(options)?, filter(options));
     let kernel = KernelReader::read_table(pins)?;
-    let mut frontends: Vec<_> = kernel.frontends.into_iter().collect();
+    let mut frontends: Vec<_> = kernel.frontends.iter().map(|(frontend, set)| (*frontend, *set)).collect();
+    frontends.retain(|(frontend, _)| !names.is_canary(frontend));
     frontends.sort_unstable();
-    let names = names(options);
     let empty = KernelSet::default();
-    let named = |(frontend, set): &(Frontend, u32)| {
-        FrontendRow::named(*frontend, kernel.sets.get(set).unwrap_or(&empty), &names)
+    let named = move |(frontend, set): (Frontend, u32)| {
+        FrontendRow::named(frontend, kernel.sets.get(&set).unwrap_or(&empty), &names)
     };
-    let others = frontends.iter().filter(|(frontend, _)| !names.is_canary(frontend));
-    print_rows(others.map(named), options.output)
+    Ok(frontends.into_iter().map(named).filter(move |row| filter.admits(row.service.as_deref())))
 }
 
-fn backends(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
-    let names = names(options);
+fn print_services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
+    let counters = ServiceCounters::read(pins)?;
+    let has_counters = counters.is_some();
+    let rows = services(options, pins)?.map(|row| with_counts(row, counters.as_ref()));
+    match options.output {
+        GetFormat::Json => print_json_rows(rows),
+        // Several frontends have one name.
+        GetFormat::Name => {
+            let names: Option<std::collections::BTreeSet<_>> = rows.map(|row| row.service).collect();
+            let Some(names) = names else { return Err(no_names(options)) };
+            print(&names.iter().map(|name| format!("{}\n", printable(name))).collect::<String>())
+        }
+        GetFormat::Wide if has_counters => print_rows(options, rows.map(CountedRow), |_| String::new()),
+        _ => print_rows(options, rows, |_| String::new()),
+    }
+}
+
+/// The row with its counters, if the agent counts.
+fn with_counts(row: FrontendRow, counters: Option<&ServiceCounters>) -> FrontendRow {
+    let Some(counters) = counters else { return row };
+    let counts = row.frontend().and_then(|frontend| counters.frontends.get(&frontend).copied());
+    row.counted(counts.unwrap_or_default())
+}
+
+/// Rows of backends, each with the frontends of the Services that are shown.
+fn backends(options: &GetOptions, pins: &PinDir) -> anyhow::Result<impl Iterator<Item = BackendRow>> {
+    let (names, filter) = (names(options)?, filter(options));
     let mut kernel = KernelReader::read_table(pins)?;
-    kernel.frontends.retain(|frontend, _| !names.is_canary(frontend));
-    let rows = backend_rows(&kernel, &names);
-    print(&match options.output {
-        Format::Table => backends_text(&rows),
-        Format::Json => format!("{}\n", backends_json(&rows)?),
-    })
+    kernel.frontends.retain(|frontend, _| !names.is_canary(frontend) && names.admits(frontend, &filter));
+    Ok(backend_rows(&kernel, &names).into_iter())
 }
 
-fn sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
+fn print_sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let listing = sockets::list(pins)?;
-    let names = names(options);
-    let rows: Vec<_> = listing.sockets.iter().map(|socket| SocketRow::new(socket, &names)).collect();
-    print(&match options.output {
-        Format::Table => sockets_text(&rows),
-        Format::Json => format!("{}\n", sockets_json(&rows)?),
-    })?;
+    let (names, filter) = (names(options)?, filter(options));
+    let rows = listing.sockets.iter().map(|socket| SocketRow::new(socket, &names));
+    let rows: Vec<_> = rows.filter(|row| filter.admits(row.service.as_deref())).collect();
+    print_rows(options, rows, SocketRow::name)?;
     if listing.unseen != 0 {
         let unseen = listing.unseen;
         print_error(&format!(
@@ -95,18 +175,52 @@ fn sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
+fn print_counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let mut counters: Vec<_> = read_counters(pins)?.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     // Without an agent there are no gauges, which is no error.
     counters.extend(fetch_gauges(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
     print(&match options.output {
-        Format::Table => counters_text(&counters),
-        Format::Json => format!("{}\n", counters_json(&counters)?),
+        GetFormat::Table | GetFormat::Wide => counters_text(&counters),
+        GetFormat::Json => format!("{}\n", counters_json(&counters)?),
+        GetFormat::Yaml => counters.iter().map(|(name, count)| format!("{}: {count}\n", printable(name))).collect(),
+        GetFormat::Name => counters.iter().map(|(name, _)| format!("{}\n", printable(name))).collect(),
     })
 }
 
-/// Names from the agent; without one there are none, which is no error.
-fn names(options: &GetOptions) -> Names {
-    let rows = fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
-    rows.into_iter().collect()
+fn print_config(options: &GetOptions) -> anyhow::Result<()> {
+    let run_dir = &options.run.run_dir;
+    let rows = fetch_config(run_dir).map_err(|error| anyhow!(explain_silence(run_dir, &error)))?;
+    print_rows(options, rows, |row| printable(&row.name))
+}
+
+/// Prints rows in the format that was asked for.
+fn print_rows<R: TableRow + Serialize>(
+    options: &GetOptions,
+    rows: impl IntoIterator<Item = R>,
+    name: impl Fn(&R) -> String,
+) -> anyhow::Result<()> {
+    let rows: Vec<_> = rows.into_iter().collect();
+    print(&match options.output {
+        GetFormat::Table => table_text(&rows, layout()),
+        GetFormat::Wide => table_text(&rows, Layout::Wide),
+        GetFormat::Json => format!("{}\n", serde_json::to_string_pretty(&rows)?),
+        GetFormat::Yaml => serde_saphyr::to_string(&rows)?,
+        GetFormat::Name => rows.iter().map(|row| format!("{}\n", name(row))).collect(),
+    })
+}
+
+/// Names from the agent; without one there are none, which is an error only of a filter.
+fn names(options: &GetOptions) -> anyhow::Result<Names> {
+    match fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT) {
+        Ok(rows) => Ok(rows.into_iter().collect()),
+        Err(error) if filter(options).is_set() => {
+            bail!("the agent has the names of Services: {}", explain_silence(&options.run.run_dir, &error))
+        }
+        Err(_) => Ok(Names::default()),
+    }
+}
+
+fn no_names(options: &GetOptions) -> anyhow::Error {
+    let run_dir = options.run.run_dir.display();
+    anyhow!("the agent has the names of Services: none answers for all frontends in {run_dir}")
 }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 use cproxy_datapath::bpf::InstallError;
 
-use super::{print, print_error};
+use super::{CountersOption, print, print_error};
 use crate::agent;
 
 /// Flags of `cproxy install`.
@@ -15,10 +15,13 @@ pub(super) struct InstallOptions {
     cgroup: PathBuf,
     #[arg(long)]
     pin_dir: PathBuf,
+    #[command(flatten)]
+    counters: CountersOption,
 }
 
 pub(super) fn run(options: &InstallOptions) -> ExitCode {
-    let installed = agent::install_programs(&options.pin_dir, &options.cgroup).inspect_err(|error| {
+    let counters = options.counters.service_counters.into();
+    let installed = agent::install_programs(&options.pin_dir, &options.cgroup, counters).inspect_err(|error| {
         if let InstallError::Load { verifier_log, .. } = error {
             eprintln!("{verifier_log}");
         }

@@ -16,7 +16,7 @@ use cproxy_datapath::bpf::KernelMaps;
 use super::{Format, NodeOptions, print, print_rows};
 use crate::{
     manifests::{Files, ParseOptions, WholeObject},
-    report::{FrontendRow, explanations_json, explanations_text},
+    report::{EndpointRow, FrontendRow, explanations_json, explanations_text},
 };
 
 /// Flags of `cproxy resolve`.
@@ -129,14 +129,17 @@ fn explain(
     if cproxy_core::desired_rows(store, name).is_empty() {
         bail!("--explain {name}: the Service is not served: it has no usable address and port");
     }
-    let explanations = cproxy_core::explain(store, name, objects.slices.iter().map(|(name, slice)| (*name, *slice)));
+    let owner_of = |frontend| table.service_of(frontend).cloned();
+    let slices = objects.slices.iter().map(|(name, slice)| (*name, *slice));
+    let explanations = cproxy_core::explain(store, &owner_of, name, slices);
+    let endpoints: Vec<_> = explanations.iter().map(EndpointRow::from).collect();
     let rows = table.rows();
     let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(FrontendRow::from).collect();
     match output {
-        Format::Json => print(&format!("{}\n", explanations_json(&rows, &explanations)?)),
+        Format::Json => print(&format!("{}\n", explanations_json(&rows, &endpoints)?)),
         Format::Table => {
             print_rows(rows.into_iter(), output)?;
-            print(&format!("\n{}", explanations_text(name, &explanations)))
+            print(&format!("\n{}", explanations_text(name, &endpoints)))
         }
     }
 }

@@ -1,37 +1,29 @@
 //! `cproxy run`
 
-use std::path::PathBuf;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::Balance;
-use cproxy_daemon::{LogFilter, LogFormat, memory};
+use cproxy_daemon::{ListenAddress, LogFilter, LogFormat, memory, notify};
 use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::Mode};
-use cproxy_wire::{ApiServer, ServerAddress};
 use tracing::Level;
 
-use super::{NodeOptions, PinDirOption, RunDirOption};
+use super::{CountersOption, EnabledOption, NodeOptions, PinDirOption, RunDirOption, SourceOptions, cleanup};
 use crate::{
     agent, canary,
-    config::{CanaryAddresses, Config, Exclude, ObjectSource},
+    config::{CanaryAddresses, Config, Exclude},
 };
+
+/// Exit code where cproxy is disabled: a supervisor is not to start it again.
+const EXIT_DISABLED: u8 = 3;
 
 /// Flags of `cproxy run`.
 #[derive(Args, Debug)]
 pub(super) struct RunOptions {
-    /// Kubeconfig of the API server to follow; default: the pod's ServiceAccount
-    #[arg(long, env = "CPROXY_KUBECONFIG", value_name = "FILE", conflicts_with = "manifests")]
-    kubeconfig: Option<PathBuf>,
-    /// Files or directories to follow instead of an API server, separated by commas
-    #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',',
-          conflicts_with_all = ["kubeconfig", "apiserver", "tls_server_name"])]
-    manifests: Vec<PathBuf>,
-    /// Real addresses of API servers, best first: https://HOST, unix:///PATH, vsock://CID:PORT
-    #[arg(long, env = "CPROXY_APISERVER", value_name = "URL", num_args = 1.., value_delimiter = ',',
-          conflicts_with = "manifests")]
-    apiserver: Vec<ServerAddress>,
-    /// Name expected in the API server's certificate; default: from kubeconfig or URL
-    #[arg(long, env = "CPROXY_TLS_SERVER_NAME", value_name = "NAME", conflicts_with = "manifests")]
-    tls_server_name: Option<String>,
+    #[command(flatten)]
+    pub(super) switch: EnabledOption,
+    #[command(flatten)]
+    source: SourceOptions,
     /// File with Services and EndpointSlices to serve until the first complete sync
     #[arg(long, env = "CPROXY_BOOTSTRAP", value_name = "FILE")]
     bootstrap: Option<PathBuf>,
@@ -57,9 +49,17 @@ pub(super) struct RunOptions {
     /// Sockets to close when they are stale
     #[arg(long, env = "CPROXY_TERMINATE_SOCKETS", value_name = "SOCKETS", value_enum, default_value_t)]
     terminate_sockets: Terminate,
+    #[command(flatten)]
+    counters: CountersOption,
     /// Addresses of no Service, one of each family, by which the agent tests its own programs; `none`: no tests
     #[arg(long, env = "CPROXY_CANARY_ADDRESS", value_name = "ADDRESSES", default_value = canary::ADDRESSES)]
     canary_address: CanaryAddresses,
+    /// Address of /metrics: IP:PORT, unix:///PATH or vsock://CID:PORT; default: off
+    #[arg(long, env = "CPROXY_METRICS_BIND_ADDRESS", value_name = "ADDRESS")]
+    metrics_bind_address: Option<ListenAddress>,
+    /// Address of /healthz, /livez and /readyz, which may be the same; default: off
+    #[arg(long, env = "CPROXY_HEALTHZ_BIND_ADDRESS", value_name = "ADDRESS")]
+    healthz_bind_address: Option<ListenAddress>,
     #[command(flatten)]
     pin: PinDirOption,
     #[command(flatten)]
@@ -111,8 +111,9 @@ impl From<Terminate> for Mode {
     }
 }
 
+/// Level of log lines.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum LogLevel {
+pub(super) enum LogLevel {
     Error,
     Warn,
     #[default]
@@ -136,13 +137,29 @@ fn parse_port(text: &str) -> Result<u16, String> {
     port.ok_or_else(|| "expected a port from 1 to 65535".to_owned())
 }
 
-pub(super) fn run(options: RunOptions) -> anyhow::Result<()> {
+/// Returns [`EXIT_DISABLED`] where cproxy is disabled.
+pub(super) fn run(options: RunOptions) -> anyhow::Result<ExitCode> {
     memory::limit_spare_memory();
     let log = LogFilter::start(options.log_level.into(), options.log_format);
+    if let Some(reason) = options.switch.disabled() {
+        return disabled(&options, &reason);
+    }
     let config = config(options)?;
-    tracing::info!("cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
+    tracing::info!(name: "started", "cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(agent::run(config, log, reread))?)
+    runtime.block_on(agent::run(config, log, reread))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Leaves the machine as one without cproxy.
+fn disabled(options: &RunOptions, reason: &str) -> anyhow::Result<ExitCode> {
+    match cleanup::remove(&options.pin.pin_dir, &options.run.run_dir)? {
+        0 => tracing::info!(name: "disabled", "{reason}"),
+        count => tracing::info!(name: "disabled", "{reason}: detached and removed {count} objects of an earlier start"),
+    }
+    // To systemd, a service that ends before it is ready has failed.
+    notify::ready();
+    Ok(ExitCode::from(EXIT_DISABLED))
 }
 
 /// Configuration as the command line, the environment of the start and the settings of the machine have it now.
@@ -157,28 +174,24 @@ fn reread() -> Result<Config, String> {
 
 fn config(options: RunOptions) -> Result<Config, clap::Error> {
     let exclude = exclude(&options)?;
-    let source = if options.manifests.is_empty() {
-        ObjectSource::ApiServer(ApiServer {
-            kubeconfig: options.kubeconfig,
-            addresses: options.apiserver,
-            tls_server_name: options.tls_server_name,
-        })
-    } else {
-        ObjectSource::Manifests(options.manifests)
-    };
     Ok(Config {
-        source,
+        enabled: options.switch.enabled,
+        source: options.source.source(),
         bootstrap: options.bootstrap,
         node: options.own.context(),
         cgroup: options.cgroup,
         exclude,
         balance: options.balance.into(),
         terminate_sockets: options.terminate_sockets.into(),
+        service_counters: options.counters.service_counters.into(),
         canary: options.canary_address,
+        metrics_address: options.metrics_bind_address,
+        healthz_address: options.healthz_bind_address,
         pin_dir: options.pin.pin_dir,
         run_dir: options.run.run_dir,
         log_level: options.log_level.into(),
         log_format: options.log_format,
+        origins: options.switch.origins,
     })
 }
 

@@ -10,8 +10,9 @@ use std::{
 };
 
 use clap::{
-    Command, Id,
+    Arg, ArgMatches, Command, Id,
     builder::{ArgPredicate, Resettable},
+    parser::ValueSource,
 };
 
 use super::{shorten, summary};
@@ -42,9 +43,18 @@ pub(super) enum SettingsError {
     InvalidValue(String, String),
 }
 
+/// Settings of the machine.
+#[derive(Debug, Default)]
+pub(super) struct MachineSettings {
+    /// Those that are valid, nearest place first.
+    pub(super) valid: Vec<Setting>,
+    /// Error of the first of the others.
+    pub(super) error: Option<SettingsError>,
+}
+
 /// Setting and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Setting {
+pub(super) struct Setting {
     place: String,
     /// Name of the flag, without its dashes.
     name: String,
@@ -62,12 +72,27 @@ impl Setting {
 ///
 /// The error is that of the first setting without a value, with an unknown name or an invalid value, or of a file that
 /// cannot be read. The other settings take effect all the same.
-pub(super) fn with_settings(cli: Command) -> (Command, Result<(), SettingsError>) {
+pub(super) fn with_settings(cli: Command) -> (Command, MachineSettings) {
     let (file, broken) = read_file(env::var_os(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from));
     let kernel = fs::read(KERNEL_COMMAND_LINE).unwrap_or_default();
     let settings = nearest_first(parse_command_line(&String::from_utf8_lossy(&kernel)), file);
     let (valid, invalid) = validate(&cli, settings);
-    (cli.mut_subcommands(|command| with_defaults(command, &valid)), broken.or(invalid).map_or(Ok(()), Err))
+    let cli = cli.mut_subcommands(|command| with_defaults(command, &valid));
+    (cli, MachineSettings { valid, error: broken.or(invalid) })
+}
+
+/// Places of the values of a command's flags, by the flag's name. Defaults are left out.
+pub(super) fn origins(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> BTreeMap<String, String> {
+    let origin = |flag: &Arg| {
+        let name = flag.get_long()?;
+        let place = match matches.value_source(flag.get_id().as_str())? {
+            ValueSource::CommandLine => "flag".to_owned(),
+            ValueSource::EnvVariable => "environment".to_owned(),
+            _ => settings.iter().find(|setting| setting.name == name)?.place.clone(),
+        };
+        Some((name.to_owned(), place))
+    };
+    command.get_arguments().filter_map(origin).collect()
 }
 
 /// Settings of the file, and its first error. Only a file that is named by the variable must exist.

@@ -5,7 +5,7 @@ use std::{convert::Infallible, time::Duration};
 use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::ServiceName;
 
-use super::{RunDirOption, parse_service_name};
+use super::{EnabledOption, RunDirOption, parse_service_name};
 use crate::run_dir::{Conditions, read_limits, wait};
 
 /// The default of `--timeout`.
@@ -17,6 +17,8 @@ type Checked<T> = Result<T, String>;
 /// Flags of `cproxy wait`.
 #[derive(Args, Debug)]
 pub(super) struct WaitOptions {
+    #[command(flatten)]
+    pub(super) switch: EnabledOption,
     #[command(flatten)]
     run: RunDirOption,
     /// Longest time to wait, in seconds or with a unit: ms, s or m
@@ -41,6 +43,10 @@ enum Policy {
 }
 
 pub(super) fn run(options: WaitOptions) -> anyhow::Result<()> {
+    if let Some(reason) = options.switch.disabled() {
+        super::print_error(&format_args!("{reason}; not waiting"));
+        return Ok(());
+    }
     let service_error = options.services.iter().find_map(|service| service.clone().err());
     match (options.timeout.clone().err().or(service_error), options.on_timeout) {
         (Some(error), Policy::Fail) => return Err(clap::Error::raw(ErrorKind::ValueValidation, error).into()),
@@ -82,7 +88,7 @@ fn invalid_value(flag: &str, text: &str, reason: &str) -> String {
     format!("invalid value '{text}' for '{flag}': {reason}")
 }
 
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let units = [("ms", Duration::from_millis(1)), ("s", Duration::from_secs(1)), ("m", Duration::from_secs(60))];
     let unit = units.iter().find_map(|(unit, one)| Some((text.strip_suffix(unit)?, *one)));
     let (number, one) = unit.unwrap_or((text, Duration::from_secs(1)));

@@ -68,27 +68,50 @@ impl Config {
                 list.push(Change { name, before, now });
             }
         }
+        let mut origins = new.origins.clone();
+        for (name, ..) in self.source.settings().into_iter().chain(self.settings()) {
+            let name = name.trim_start_matches('-');
+            let is_kept = changes.deferred.iter().any(|change| change.name.trim_start_matches('-') == name);
+            if is_kept || !is_same_kind && self.source.settings().iter().any(|(of, ..)| of.ends_with(name)) {
+                match self.origins.get(name) {
+                    Some(origin) => drop(origins.insert(name.to_owned(), origin.clone())),
+                    None => drop(origins.remove(name)),
+                }
+            }
+        }
         let source = match new.source {
             ObjectSource::ApiServer(server) if is_same_kind => ObjectSource::ApiServer(server),
             _ => self.source.clone(),
         };
         let config = Self {
+            enabled: self.enabled,
             source,
             bootstrap: self.bootstrap.clone(),
             node: NodeContext { node_name: self.node.node_name.clone(), ..new.node },
             cgroup: self.cgroup.clone(),
+            service_counters: self.service_counters,
             canary: self.canary.clone(),
+            metrics_address: self.metrics_address.clone(),
+            healthz_address: self.healthz_address.clone(),
             pin_dir: self.pin_dir.clone(),
             run_dir: self.run_dir.clone(),
             log_format: self.log_format,
+            origins,
             ..new
         };
         (config, changes)
     }
 
+    /// All settings as text, by flag: those of the source first.
+    pub(super) fn values(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let of_source = self.source.settings().into_iter();
+        of_source.chain(self.settings()).map(|(name, _, value)| (name, value))
+    }
+
     /// Settings beside those of the source, as text.
-    fn settings(&self) -> [(&'static str, Counts, String); 15] {
+    fn settings(&self) -> [(&'static str, Counts, String); 19] {
         let Self {
+            enabled,
             source: _,
             bootstrap,
             node: NodeContext { node_name, node_ips, pod_ips },
@@ -96,11 +119,15 @@ impl Config {
             exclude,
             balance,
             terminate_sockets,
+            service_counters,
             canary,
+            metrics_address,
+            healthz_address,
             pin_dir,
             run_dir,
             log_level,
             log_format,
+            origins: _,
         } = self;
         let balance = match balance {
             Balance::Random => "random",
@@ -116,6 +143,7 @@ impl Config {
             LogFormat::Json => "json",
         };
         [
+            ("--enabled", Counts::AtStart, enabled.to_string()),
             ("--bootstrap", Counts::AtStart, shown(bootstrap.as_deref())),
             ("--node-name", Counts::AtStart, node_name.clone().unwrap_or_default()),
             ("--node-ip", Counts::Now, join(node_ips)),
@@ -126,7 +154,10 @@ impl Config {
             ("--exclude-port", Counts::Now, join(&exclude.ports)),
             ("--balance", Counts::Now, balance.to_owned()),
             ("--terminate-sockets", Counts::Now, terminate_sockets.to_owned()),
+            ("--service-counters", Counts::AtStart, service_counters.as_str().to_owned()),
             ("--canary-address", Counts::AtStart, canary.to_string()),
+            ("--metrics-bind-address", Counts::AtStart, join(metrics_address)),
+            ("--healthz-bind-address", Counts::AtStart, join(healthz_address)),
             ("--pin-dir", Counts::AtStart, shown(Some(pin_dir))),
             ("--run-dir", Counts::AtStart, shown(Some(run_dir))),
             ("--log-level", Counts::Now, log_level.as_str().to_lowercase()),
@@ -169,15 +200,18 @@ fn join<T: ToString>(values: impl IntoIterator<Item = T>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use cproxy_core::parse_address;
     use cproxy_wire::ApiServer;
     use tracing::Level;
 
     use super::*;
-    use crate::config::Exclude;
+    use crate::config::{Exclude, ServiceCounting};
 
     fn config() -> Config {
         Config {
+            enabled: true,
             source: ObjectSource::ApiServer(ApiServer::default()),
             bootstrap: None,
             node: NodeContext::default(),
@@ -185,11 +219,15 @@ mod tests {
             exclude: Exclude::default(),
             balance: Balance::Random,
             terminate_sockets: Mode::Udp,
+            service_counters: ServiceCounting::Off,
             canary: "10.0.0.1".parse().unwrap(),
+            metrics_address: None,
+            healthz_address: None,
             pin_dir: "/pins".into(),
             run_dir: "/run/a".into(),
             log_level: Level::INFO,
             log_format: LogFormat::Text,
+            origins: BTreeMap::new(),
         }
     }
 
@@ -242,10 +280,20 @@ mod tests {
     fn settings_that_count_at_the_start_stay_and_are_named() {
         let manifests = ObjectSource::Manifests(vec!["a".into(), "b".into()]);
         for (new, text) in [
+            (changed(|new| new.enabled = false), "--enabled changed from true to false"),
             (changed(|new| new.bootstrap = Some("/b".into())), "--bootstrap changed from none to /b"),
             (changed(|new| new.node.node_name = Some("n".to_owned())), "--node-name changed from none to n"),
             (changed(|new| new.cgroup = Some("/c".into())), "--cgroup changed from none to /c"),
+            (changed(|new| new.service_counters = ServiceCounting::On), "--service-counters changed from off to on"),
             (changed(|new| new.canary = "none".parse().unwrap()), "--canary-address changed from 10.0.0.1 to none"),
+            (
+                changed(|new| new.metrics_address = Some("127.0.0.1:1".parse().unwrap())),
+                "--metrics-bind-address changed from none to 127.0.0.1:1",
+            ),
+            (
+                changed(|new| new.healthz_address = Some("unix:///a".parse().unwrap())),
+                "--healthz-bind-address changed from none to unix:///a",
+            ),
             (changed(|new| new.pin_dir = "/other".into()), "--pin-dir changed from /pins to /other"),
             (changed(|new| new.run_dir = "/run/b".into()), "--run-dir changed from /run/a to /run/b"),
             (changed(|new| new.log_format = LogFormat::Json), "--log-format changed from text to json"),
@@ -276,5 +324,26 @@ mod tests {
         let (config, changes) = config.replaced_by(new);
         assert_eq!((changes.applied.len(), changes.deferred.len()), (0, 1));
         assert_eq!(config.clone().replaced_by(config.clone()), (config, Changes::default()));
+    }
+
+    #[test]
+    fn each_setting_has_the_place_of_its_value() {
+        let origins = |places: &[(&str, &str)]| {
+            places.iter().map(|(name, place)| ((*name).to_owned(), (*place).to_owned())).collect()
+        };
+        let before = changed(|config| config.origins = origins(&[("pin-dir", "flag")]));
+        let new = changed(|config| {
+            (config.pin_dir, config.balance) = ("/other".into(), Balance::RoundRobin);
+            config.origins = origins(&[("pin-dir", "environment"), ("balance", "/etc/f, line 3")]);
+        });
+        let rows = before.replaced_by(new).0.rows();
+        let row = |name: &str| {
+            let row = rows.iter().find(|row| row.name == name).unwrap();
+            (row.value.clone(), row.origin.clone())
+        };
+        assert_eq!(row("pin-dir"), ("/pins".to_owned(), "flag".to_owned()), "it counts at the next start");
+        assert_eq!(row("balance"), ("round-robin".to_owned(), "/etc/f, line 3".to_owned()));
+        assert_eq!(row("run-dir"), ("/run/a".to_owned(), "default".to_owned()));
+        assert_eq!(rows.len(), 22);
     }
 }

@@ -5,11 +5,7 @@ use serde::de::{DeserializeSeed, Deserializer};
 use super::{
     contents::{Contents, ParseOptions},
     document::DocumentReader,
-    yaml,
 };
-
-/// Maximum number of parts that aliases may repeat in a document: a few lines can repeat each other a billion times.
-const REPEATED_MAX: usize = 100_000;
 
 /// Reads a file's text, document by document and item by item. `file` only names it in problems.
 ///
@@ -50,11 +46,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn yaml(mut self, text: &str) -> Result<Contents, String> {
-        for (start, document) in yaml::documents(text) {
-            let read = |deserializer: serde_saphyr::Deserializer<'_, '_>| self.read_document(deserializer);
-            serde_saphyr::with_deserializer_from_str_with_options(document, yaml_options(), read)
-                .map_err(|error| yaml_message(&error, text.get(..start).unwrap_or_default()))?;
-        }
+        cproxy_yaml::each_document(text, |document| self.read_document(document))?;
         Ok(self.contents)
     }
 
@@ -66,29 +58,6 @@ impl<'a> Attempt<'a> {
         reader.collect(document, &mut self.contents);
         Ok(())
     }
-}
-
-/// Limits of the parser: a manifest of ten thousand Services is allowed; nesting and aliases stay bounded.
-fn yaml_options() -> serde_saphyr::Options {
-    serde_saphyr::options! {
-        // Names may be n or yes.
-        strict_booleans: true,
-        with_snippet: false,
-        budget: serde_saphyr::budget! {
-            max_events: usize::MAX,
-            max_nodes: usize::MAX,
-            max_recorded_anchor_events: REPEATED_MAX,
-        },
-        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
-    }
-}
-
-/// Error in a document that comes after this text, as one line.
-fn yaml_message(error: &serde_saphyr::Error, before: &str) -> String {
-    let lines = before.replace("\r\n", "\n").matches(['\n', '\r']).count();
-    let line_offset = u64::try_from(lines).unwrap_or_default();
-    let message = error.render_with_options(serde_saphyr::render_options! { line_offset: line_offset });
-    message.lines().next().unwrap_or("not YAML").to_owned()
 }
 
 #[cfg(test)]
@@ -145,14 +114,6 @@ mod tests {
         for text in ["{", "a: [", "\t: :\n- x: {", "kind: \"Service"] {
             let error = parse("f", text, &ParseOptions::default()).unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{text:?}: {error:?}");
-        }
-    }
-
-    #[test]
-    fn the_line_of_an_error_is_that_of_the_file() {
-        for (before, line) in [("", 1), ("a: 1\n---\n", 3), ("a: 1\r\n...\r\n# b\r\n", 4), ("a: 1\r---\r", 3)] {
-            let error = parse("f", &format!("{before}kind: [\n"), &ParseOptions::default()).unwrap_err();
-            assert_eq!(error, format!("unclosed bracket '[' at line {line}, column 7"), "{before:?}");
         }
     }
 

@@ -172,7 +172,7 @@ pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<
     let mut problem_log = ProblemLog::default();
     loop {
         for problem in problem_log.update(files.problems().cloned().chain(files.duplicates())) {
-            tracing::warn!("{problem}");
+            tracing::warn!(name: "problem", "{problem}");
         }
         if send(&files, &events).await.is_err() {
             return Ok(());

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use cproxy_core::{Backend, Frontend, KernelTable, Protocol};
+use cproxy_core::{Backend, Frontend, KernelTable, Protocol, printable};
 use serde::Serialize;
 
 use super::{
-    columns::{align_columns, list_first, or_dash},
     names::{FrontendLabel, Names},
+    table::{Cell, Column, TableRow},
 };
 
 /// Backend in the output of commands.
@@ -72,28 +72,40 @@ fn row(backend: Backend, protocol: Protocol, mut frontends: Vec<(Frontend, bool)
     }
 }
 
-/// Backends as the JSON array of the contract.
-///
-/// # Errors
-/// Never for these types.
-pub fn backends_json(rows: &[BackendRow]) -> serde_json::Result<String> {
-    serde_json::to_string_pretty(rows)
+impl TableRow for BackendRow {
+    const COLUMNS: &'static [Column] = &[
+        Column::fixed("BACKEND"),
+        Column::fixed("ELIGIBLE"),
+        Column::fixed("FRONTENDS").rank(1),
+        Column::fixed("SERVICES"),
+    ];
+
+    type Key = (IpAddr, u16, String);
+
+    fn key(&self) -> Self::Key {
+        (self.address, self.port, self.protocol.clone())
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let mut services: Vec<_> = self.frontends.iter().filter_map(|frontend| frontend.service.as_deref()).collect();
+        services.sort_unstable();
+        services.dedup();
+        vec![
+            Cell::Text(self.name()),
+            Cell::Text(eligible(self)),
+            Cell::Text(self.frontends.len().to_string()),
+            Cell::List(services.into_iter().map(printable).collect()),
+        ]
+    }
 }
 
-/// Backends as aligned columns.
-#[must_use]
-pub fn backends_text(rows: &[BackendRow]) -> String {
-    let header = ["BACKEND", "ELIGIBLE", "FRONTENDS", "SERVICES"].map(str::to_owned);
-    align_columns(&std::iter::once(header).chain(rows.iter().map(cells)).collect::<Vec<_>>())
-}
-
-fn cells(row: &BackendRow) -> [String; 4] {
-    let backend = Backend { address: row.address.into(), port: row.port };
-    let mut services: Vec<_> = row.frontends.iter().filter_map(|frontend| frontend.service.as_deref()).collect();
-    services.sort_unstable();
-    services.dedup();
-    let services = list_first(services.len(), services.into_iter().map(|service| or_dash(Some(service))));
-    [format!("{backend}/{}", row.protocol), eligible(row), row.frontends.len().to_string(), services]
+impl BackendRow {
+    /// Address, port and protocol.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let backend = Backend { address: self.address.into(), port: self.port };
+        format!("{backend}/{}", self.protocol)
+    }
 }
 
 /// A Service may send new connections to it by one of its frontends, and by another one only keep those that are there.
@@ -111,7 +123,7 @@ mod tests {
     use cproxy_core::{KernelSet, Members, parse_address};
 
     use super::*;
-    use crate::report::FrontendRow;
+    use crate::report::{FrontendRow, Layout, table_text};
 
     fn frontend(address: &str, protocol: Protocol) -> Frontend {
         Frontend { address: parse_address(address).unwrap(), port: 53, protocol }
@@ -167,7 +179,7 @@ BACKEND             ELIGIBLE     FRONTENDS   SERVICES
 10.0.0.9:5353/UDP   no           2           default/a, default/b
 10.0.0.10:5353/UDP  yes          2           default/a, default/b
 ";
-        let text = backends_text(&backend_rows(&table(), &names()));
+        let text = table_text(&backend_rows(&table(), &names()), Layout::Plain);
         let squeezed = |text: &str| {
             text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
         };
@@ -177,7 +189,7 @@ BACKEND             ELIGIBLE     FRONTENDS   SERVICES
     #[test]
     fn json_is_the_contract() {
         let rows = backend_rows(&table(), &names());
-        let value: serde_json::Value = serde_json::from_str(&backends_json(&rows[1..3]).unwrap()).unwrap();
+        let value: serde_json::Value = serde_json::to_value(&rows[1..3]).unwrap();
         let of = |service: &str, address: &str, eligible: bool| {
             serde_json::json!({
                 "service": service, "port_name": "", "address": address, "port": 53, "source": "ClusterIP",

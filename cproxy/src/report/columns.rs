@@ -2,9 +2,6 @@
 
 use cproxy_core::printable;
 
-/// Maximum number of backends or Services that a line of text names; it only counts the others.
-const NAMED_MAX: usize = 6;
-
 /// Lines whose cells begin in the same column.
 pub(super) fn align_columns<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
     let widths: Vec<_> =
@@ -21,17 +18,12 @@ pub(super) fn align_columns<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -
     text
 }
 
+/// Text of several lines, each of them printable.
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.lines().map(|line| printable(line) + "\n").collect()
+}
+
 /// Printable text of a cell.
 pub(super) fn or_dash(cell: Option<&str>) -> String {
     cell.filter(|cell| !cell.is_empty()).map_or_else(|| "-".to_owned(), printable)
-}
-
-/// First names of a list, and the number of the others.
-pub(super) fn list_first(count: usize, names: impl Iterator<Item = String>) -> String {
-    let mut names: Vec<_> = names.take(NAMED_MAX).collect();
-    match count.saturating_sub(NAMED_MAX) {
-        0 => {}
-        more => names.push(format!("and {more} more")),
-    }
-    if names.is_empty() { "-".to_owned() } else { names.join(", ") }
 }

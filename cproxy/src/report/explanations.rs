@@ -1,56 +1,82 @@
 //! Reasons why the endpoints of a Service are used or not.
 
 use cproxy_core::{Explanation, ServiceName, printable};
+use serde::{Deserialize, Serialize};
 
 use super::{columns::align_columns, frontends::FrontendRow};
+
+/// Use of one endpoint in the output of commands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointRow {
+    /// Name of the Service port; `None` if the row is about a whole slice.
+    pub port_name: Option<String>,
+    /// TCP or UDP; `None` as `port_name`.
+    pub protocol: Option<String>,
+    /// Sources of the frontends that the row is about, such as ClusterIP.
+    pub sources: Vec<String>,
+    /// address:port, or a text in its place.
+    pub endpoint: String,
+    /// namespace/name of the slice; `None` if the row is about all slices.
+    pub slice: Option<String>,
+    /// yes, keeps or no.
+    pub used: String,
+    /// Rule that decided.
+    pub reason: String,
+}
+
+impl From<&Explanation> for EndpointRow {
+    fn from(explanation: &Explanation) -> Self {
+        let Explanation { port_name, protocol, sources, endpoint, slice, usage, reason } = explanation;
+        Self {
+            port_name: protocol.map(|_| port_name.clone()),
+            protocol: protocol.map(|protocol| protocol.to_string()),
+            sources: sources.iter().map(|source| source.as_str().to_owned()).collect(),
+            endpoint: endpoint.clone(),
+            slice: slice.as_ref().map(ToString::to_string),
+            used: usage.as_str().to_owned(),
+            reason: reason.clone(),
+        }
+    }
+}
 
 /// A Service's frontends, and why endpoints are used or not, as a JSON object.
 ///
 /// # Errors
 /// Never for these types.
-pub fn explanations_json(frontends: &[FrontendRow], explanations: &[Explanation]) -> serde_json::Result<String> {
-    let object = |explanation: &Explanation| {
-        serde_json::json!({
-            "port_name": explanation.protocol.map(|_| &explanation.port_name),
-            "protocol": explanation.protocol.map(|protocol| protocol.to_string()),
-            "sources": explanation.sources.iter().map(|source| source.as_str()).collect::<Vec<_>>(),
-            "endpoint": explanation.endpoint,
-            "slice": explanation.slice.as_ref().map(ToString::to_string),
-            "used": explanation.usage.as_str(),
-            "reason": explanation.reason,
-        })
-    };
-    let endpoints: Vec<_> = explanations.iter().map(object).collect();
+pub fn explanations_json(frontends: &[FrontendRow], endpoints: &[EndpointRow]) -> serde_json::Result<String> {
     serde_json::to_string_pretty(&serde_json::json!({"frontends": frontends, "endpoints": endpoints}))
 }
 
 /// Why endpoints are used or not, as aligned columns.
 #[must_use]
-pub fn explanations_text(service: &ServiceName, explanations: &[Explanation]) -> String {
-    let no_slice = if explanations.iter().any(|explanation| explanation.slice.is_some()) {
-        String::new()
-    } else {
-        let ServiceName { namespace, name } = service;
-        format!("No EndpointSlice in namespace {namespace} has the label kubernetes.io/service-name: {name}.\n")
-    };
-    if explanations.is_empty() {
+pub fn explanations_text(service: &ServiceName, endpoints: &[EndpointRow]) -> String {
+    let has_slice = endpoints.iter().any(|row| row.slice.is_some());
+    let no_slice = if has_slice { String::new() } else { format!("{}.\n", missing_slice(service)) };
+    if endpoints.is_empty() {
         return no_slice;
     }
-    let header = ["PORT", "FOR", "ENDPOINT", "SLICE", "USED", "WHY"].map(str::to_owned);
-    let line = |explanation: &Explanation| {
-        let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { printable(&text) };
-        let port = explanation
-            .protocol
-            .map_or_else(String::new, |protocol| format!("{}/{protocol}", or_dash(explanation.port_name.clone())));
-        let sources: Vec<_> = explanation.sources.iter().map(|source| source.as_str()).collect();
-        let slice = explanation.slice.as_ref().map_or_else(String::new, |slice| slice.name.to_string());
-        let endpoint = explanation.endpoint.clone();
-        let usage = explanation.usage.as_str().to_owned();
-        [port, sources.join(","), endpoint, slice, usage, explanation.reason.clone()].map(or_dash)
-    };
-    let table = align_columns(&std::iter::once(header).chain(explanations.iter().map(line)).collect::<Vec<_>>());
     format!(
-        "{table}{no_slice}\n\
-         USED  yes: gets new connections; keeps: gets none, and serves those that it has; no: neither\n"
+        "{}{no_slice}\n\
+         USED  yes: gets new connections; keeps: gets none, and serves those that it has; no: neither\n",
+        endpoints_text(endpoints)
     )
+}
+
+/// Reason of a Service that has no slice.
+pub(crate) fn missing_slice(ServiceName { namespace, name }: &ServiceName) -> String {
+    format!("No EndpointSlice in namespace {namespace} has the label kubernetes.io/service-name: {name}")
+}
+
+/// Endpoints as aligned columns.
+pub(crate) fn endpoints_text(endpoints: &[EndpointRow]) -> String {
+    let header = ["PORT", "FOR", "ENDPOINT", "SLICE", "USED", "WHY"].map(str::to_owned);
+    let line = |row: &EndpointRow| {
+        let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { printable(text) };
+        let port = row.protocol.as_ref().map_or_else(String::new, |protocol| {
+            format!("{}/{protocol}", or_dash(row.port_name.as_deref().unwrap_or_default()))
+        });
+        let slice = row.slice.as_deref().map_or("", |slice| slice.split_once('/').map_or(slice, |(_, name)| name));
+        [&*port, &row.sources.join(","), &row.endpoint, slice, &row.used, &row.reason].map(or_dash)
+    };
+    align_columns(&std::iter::once(header).chain(endpoints.iter().map(line)).collect::<Vec<_>>())
 }

@@ -3,12 +3,13 @@
 use std::{io::Write, net::IpAddr};
 
 use cproxy_core::{Action, Backend, Frontend, FrontendName, KernelSet, Protocol, Row};
+use cproxy_datapath::bpf::ServiceCounts;
 use serde::{Deserialize, Serialize, Serializer as _};
 
 use super::{
     address::BackendAddress,
-    columns::{align_columns, list_first, or_dash},
     names::{FrontendLabel, Names},
+    table::{Cell, Column, TableRow},
 };
 
 /// Frontend in the output of commands.
@@ -32,6 +33,15 @@ pub struct FrontendRow {
     pub session_affinity_seconds: Option<u32>,
     /// Sorted by address and port; empty unless `action` is forward.
     pub backends: Vec<BackendAddress>,
+    /// Connects, and first datagrams of a flow, that were sent to a backend; `None` unless the agent counts by Service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u64>,
+    /// Calls that failed with ECONNREFUSED; `None` likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<u64>,
+    /// Calls that failed with EHOSTUNREACH; `None` likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<u64>,
 }
 
 impl From<&Row> for FrontendRow {
@@ -53,6 +63,13 @@ impl FrontendRow {
         Self { service, port_name, source, ..Self::unnamed(frontend, set) }
     }
 
+    /// The same row with counters.
+    #[must_use]
+    pub fn counted(self, counts: ServiceCounts) -> Self {
+        let ServiceCounts { connections, refusals, drops } = counts;
+        Self { connections: Some(connections), refused: Some(refusals), dropped: Some(drops), ..self }
+    }
+
     /// Row with only the kernel's part.
     #[must_use]
     pub fn unnamed(frontend: Frontend, set: &KernelSet) -> Self {
@@ -72,6 +89,9 @@ impl FrontendRow {
             action: action.as_str().to_owned(),
             session_affinity_seconds: affinity_seconds,
             backends: backends.iter().map(BackendAddress::from).collect(),
+            connections: None,
+            refused: None,
+            dropped: None,
         }
     }
 
@@ -129,23 +149,70 @@ pub fn frontend_names_json<'a>(names: impl Iterator<Item = FrontendName<'a>>) ->
     json
 }
 
-/// The rows as aligned columns.
-#[must_use]
-pub fn frontends_text(rows: impl Iterator<Item = FrontendRow>) -> String {
-    let header = ["SERVICE", "PORT", "FRONTEND", "SOURCE", "ACTION", "AFFINITY", "BACKENDS"].map(str::to_owned);
-    align_columns(&std::iter::once(header).chain(rows.map(|row| cells(&row))).collect::<Vec<_>>())
+impl TableRow for FrontendRow {
+    const COLUMNS: &'static [Column] = &[
+        Column::name("SERVICE"),
+        Column::name("PORT").rank(1),
+        Column::fixed("FRONTEND"),
+        Column::fixed("SOURCE").rank(2),
+        Column::fixed("ACTION"),
+        Column::fixed("AFFINITY").rank(3),
+        Column::fixed("BACKENDS"),
+    ];
+
+    type Key = (IpAddr, u16, String);
+
+    fn key(&self) -> Self::Key {
+        (self.address, self.port, self.protocol.clone())
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let frontend = self.frontend().map_or_else(String::new, |frontend| frontend.to_string());
+        let affinity = self.session_affinity_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s"));
+        vec![
+            Cell::or_dash(self.service.as_deref()),
+            Cell::or_dash(self.port_name.as_deref()),
+            Cell::Text(frontend),
+            Cell::or_dash(self.source.as_deref()),
+            Cell::Text(self.action.clone()),
+            Cell::Text(affinity),
+            Cell::List(self.backends.iter().map(ToString::to_string).collect()),
+        ]
+    }
 }
 
-fn cells(row: &FrontendRow) -> [String; 7] {
-    let frontend = row.frontend().map_or_else(String::new, |frontend| frontend.to_string());
-    let affinity = row.session_affinity_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s"));
-    let (service, port, source) =
-        (or_dash(row.service.as_deref()), or_dash(row.port_name.as_deref()), or_dash(row.source.as_deref()));
-    [service, port, frontend, source, row.action.clone(), affinity, backends(row)]
-}
+/// Row of a frontend with its counters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct CountedRow(pub FrontendRow);
 
-fn backends(row: &FrontendRow) -> String {
-    list_first(row.backends.len(), row.backends.iter().map(ToString::to_string))
+impl TableRow for CountedRow {
+    const COLUMNS: &'static [Column] = &[
+        Column::name("SERVICE"),
+        Column::name("PORT"),
+        Column::fixed("FRONTEND"),
+        Column::fixed("SOURCE"),
+        Column::fixed("ACTION"),
+        Column::fixed("AFFINITY"),
+        Column::fixed("CONNECTIONS"),
+        Column::fixed("REFUSED"),
+        Column::fixed("DROPPED"),
+        Column::fixed("BACKENDS"),
+    ];
+
+    type Key = <FrontendRow as TableRow>::Key;
+
+    fn key(&self) -> Self::Key {
+        self.0.key()
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = self.0.cells();
+        let counts = [self.0.connections, self.0.refused, self.0.dropped];
+        let counts = counts.map(|count| Cell::Text(count.unwrap_or_default().to_string()));
+        let backends = cells.pop();
+        cells.into_iter().chain(counts).chain(backends).collect()
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +220,7 @@ mod tests {
     use cproxy_core::{Affinity, Members, parse_address};
 
     use super::*;
+    use crate::report::{Layout, table_text};
 
     fn row(address: &str, backends: usize, seconds: u32) -> FrontendRow {
         let frontend = Frontend { address: parse_address(address).unwrap(), port: 80, protocol: Protocol::Tcp };
@@ -176,7 +244,7 @@ mod tests {
 
     #[test]
     fn text_names_some_backends_and_counts_the_rest() {
-        let text = frontends_text([row("10.96.0.1", 8, 60), row("10.96.0.2", 0, 0)].into_iter());
+        let text = table_text(&[row("10.96.0.1", 8, 60), row("10.96.0.2", 0, 0)], Layout::Plain);
         assert!(text.contains("10.0.0.6:8080, and 2 more"), "{text}");
         assert!(text.lines().nth(1).unwrap().contains("forward   60s"), "{text}");
         assert!(text.lines().nth(2).unwrap().ends_with("drop      -          -"), "{text}");

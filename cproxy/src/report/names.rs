@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use cproxy_core::Frontend;
+use cproxy_core::{Address, Frontend};
 
+use super::filter::ServiceFilter;
 use crate::canary::is_canary;
 
 /// Names of frontends, from the rows of a running agent; empty without one.
@@ -30,6 +31,24 @@ impl Names {
     #[must_use]
     pub fn is_canary(&self, frontend: &Frontend) -> bool {
         is_canary(frontend, self.0.get(frontend).and_then(|label| label.service.as_deref()))
+    }
+
+    /// Whether a filter shows the rows of a frontend.
+    #[must_use]
+    pub fn admits(&self, frontend: &Frontend, filter: &ServiceFilter) -> bool {
+        filter.admits(self.0.get(frontend).and_then(|label| label.service.as_deref()))
+    }
+
+    /// Namespace and name of the frontend's Service.
+    #[must_use]
+    pub fn service(&self, frontend: &Frontend) -> Option<&str> {
+        self.0.get(frontend)?.service.as_deref()
+    }
+
+    /// Namespace and name of the Service that has an address.
+    pub(super) fn service_at(&self, address: Address) -> Option<&str> {
+        let mut labels = self.0.iter().filter(|(frontend, _)| frontend.address == address);
+        labels.find_map(|(_, label)| label.service.as_deref())
     }
 
     pub(super) fn label(&self, frontend: &Frontend) -> FrontendLabel {

@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 
+use cproxy_core::printable;
 use cproxy_datapath::sockets::TranslatedSocket;
 use serde::Serialize;
 
 use super::{
     address::BackendAddress,
-    columns::{align_columns, or_dash},
     names::{FrontendLabel, Names},
+    table::{Cell, Column, TableRow},
 };
 
 /// Socket in the output of commands.
@@ -30,6 +31,8 @@ pub struct SocketRow {
     pub backend: BackendAddress,
     /// serving, stale or no-frontend.
     pub state: String,
+    /// Times that what it has sent last was sent again, so far without an acknowledgement.
+    pub retransmits: u8,
     /// Local address of the socket.
     pub local: BackendAddress,
     /// Inode number of its network namespace.
@@ -46,7 +49,7 @@ impl SocketRow {
     /// Adds the agent's facts about the socket's frontend.
     #[must_use]
     pub fn new(socket: &TranslatedSocket, names: &Names) -> Self {
-        let TranslatedSocket { frontend, backend, local, netns, state, uid, pid, command } = socket;
+        let TranslatedSocket { frontend, backend, local, netns, state, retransmits, uid, pid, command } = socket;
         let FrontendLabel { service, port_name, source } = names.label(frontend);
         Self {
             service,
@@ -57,6 +60,7 @@ impl SocketRow {
             source,
             backend: backend.into(),
             state: state.as_str().to_owned(),
+            retransmits: *retransmits,
             local: local.into(),
             netns: *netns,
             uid: *uid,
@@ -66,35 +70,48 @@ impl SocketRow {
     }
 }
 
-/// Sockets as the JSON array of the contract.
-///
-/// # Errors
-/// Never for these types.
-pub fn sockets_json(rows: &[SocketRow]) -> serde_json::Result<String> {
-    serde_json::to_string_pretty(rows)
+impl TableRow for SocketRow {
+    const COLUMNS: &'static [Column] = &[
+        Column::fixed("PROTOCOL").rank(1),
+        Column::fixed("LOCAL").rank(3),
+        Column::fixed("FRONTEND"),
+        Column::fixed("BACKEND"),
+        Column::fixed("STATE"),
+        Column::name("SERVICE").rank(2),
+        Column::fixed("NETNS").rank(5),
+        Column::fixed("UID").rank(4),
+        Column::name("PROCESS"),
+    ];
+
+    type Key = (u64, u32, String);
+
+    fn key(&self) -> Self::Key {
+        (self.netns, self.pid, self.name())
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let frontend = BackendAddress { address: self.address, port: self.port }.to_string();
+        let command = self.command.as_deref().map_or_else(|| "-".to_owned(), printable);
+        vec![
+            Cell::Text(self.protocol.clone()),
+            Cell::Text(self.local.to_string()),
+            Cell::Text(frontend),
+            Cell::Text(self.backend.to_string()),
+            Cell::Text(self.state.clone()),
+            Cell::or_dash(self.service.as_deref()),
+            Cell::Text(self.netns.to_string()),
+            Cell::Text(self.uid.to_string()),
+            Cell::Text(format!("{}/{command}", self.pid)),
+        ]
+    }
 }
 
-/// Sockets as aligned columns.
-#[must_use]
-pub fn sockets_text(rows: &[SocketRow]) -> String {
-    let header = ["PROTOCOL", "LOCAL", "FRONTEND", "BACKEND", "STATE", "SERVICE", "NETNS", "UID", "PROCESS"];
-    let lines = std::iter::once(header.map(str::to_owned)).chain(rows.iter().map(cells));
-    align_columns(&lines.collect::<Vec<_>>())
-}
-
-fn cells(row: &SocketRow) -> [String; 9] {
-    let process = format!("{}/{}", row.pid, or_dash(row.command.as_deref()));
-    [
-        row.protocol.clone(),
-        row.local.to_string(),
-        BackendAddress { address: row.address, port: row.port }.to_string(),
-        row.backend.to_string(),
-        row.state.clone(),
-        or_dash(row.service.as_deref()),
-        row.netns.to_string(),
-        row.uid.to_string(),
-        process,
-    ]
+impl SocketRow {
+    /// Local address, port and protocol.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.local, self.protocol)
+    }
 }
 
 #[cfg(test)]
@@ -103,7 +120,7 @@ mod tests {
     use cproxy_datapath::sockets::BackendState;
 
     use super::*;
-    use crate::report::FrontendRow;
+    use crate::report::{FrontendRow, Layout, table_text};
 
     fn socket(state: BackendState, command: Option<&str>) -> TranslatedSocket {
         let at = |address: &str, port| Backend { address: parse_address(address).unwrap(), port };
@@ -113,6 +130,7 @@ mod tests {
             local: at("fd01::1", 40_000),
             netns: 4_026_531_840,
             state,
+            retransmits: 3,
             uid: 1_000,
             pid: 77,
             command: command.map(str::to_owned),
@@ -129,11 +147,11 @@ mod tests {
     #[test]
     fn json_is_the_contract() {
         let row = SocketRow::new(&socket(BackendState::NoFrontend, Some("dig")), &Names::default());
-        let value: serde_json::Value = serde_json::from_str(&sockets_json(&[row]).unwrap()).unwrap();
+        let value: serde_json::Value = serde_json::to_value([row]).unwrap();
         let expected = serde_json::json!([{
             "service": null, "port_name": null, "protocol": "UDP", "address": "fd00::a", "port": 53, "source": null,
             "backend": {"address": "fd01::7", "port": 5353}, "state": "no-frontend",
-            "local": {"address": "fd01::1", "port": 40000},
+            "retransmits": 3, "local": {"address": "fd01::1", "port": 40000},
             "netns": 4_026_531_840_u64, "uid": 1000, "pid": 77, "command": "dig",
         }]);
         assert_eq!(value, expected);
@@ -142,7 +160,7 @@ mod tests {
     #[test]
     fn a_process_name_never_breaks_its_line() {
         let sockets = [socket(BackendState::Stale, Some("a\n\u{1b}[2Jb")), socket(BackendState::Serving, None)];
-        let text = sockets_text(&sockets.map(|socket| SocketRow::new(&socket, &names())));
+        let text = table_text(&sockets.map(|socket| SocketRow::new(&socket, &names())), Layout::Plain);
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let lines: Vec<_> = text.lines().map(words).collect();
         assert_eq!(lines.len(), 3, "{text}");

@@ -22,22 +22,27 @@ pub enum SourceReport {
         silent_seconds: Option<u64>,
         /// View that the server shows; `all`: everything.
         view: String,
+        /// Last failure of a list or watch that has not succeeded since.
+        #[serde(default)]
+        failure: Option<String>,
     },
     /// Files and directories.
     Manifests(Vec<String>),
 }
 
 impl SourceReport {
-    /// Whether the agent follows what it prefers, and has lately heard from it.
+    /// Whether the agent follows what it prefers, has lately heard from it, and nothing has failed since.
     #[must_use]
     pub fn is_good(&self) -> bool {
         match self {
-            Self::ApiServer { choice, .. } => *choice == 1 && !self.is_stale(),
+            Self::ApiServer { choice, failure, .. } => *choice == 1 && failure.is_none() && !self.is_stale(),
             Self::Manifests(_) => true,
         }
     }
 
-    fn is_stale(&self) -> bool {
+    /// Whether the source has confirmed nothing for too long.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
         let Self::ApiServer { silent_seconds, .. } = self else { return false };
         silent_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS_MAX)
     }
@@ -46,14 +51,15 @@ impl SourceReport {
 impl fmt::Display for SourceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ApiServer { server, choice, silent_seconds, view } => {
+            Self::ApiServer { server, choice, silent_seconds, view, failure } => {
                 let view = printable(view);
                 write!(f, "follows {} (its {} choice), ", printable(server), ordinal(*choice))?;
                 match silent_seconds {
                     Some(seconds) if self.is_stale() => write!(f, "stale: last confirmed {seconds} s ago, view {view}"),
                     Some(seconds) => write!(f, "last confirmed {seconds} s ago, view {view}"),
                     None => f.write_str("which has confirmed nothing yet"),
-                }
+                }?;
+                failure.iter().try_for_each(|failure| write!(f, "; {}", printable(failure)))
             }
             Self::Manifests(paths) => write!(f, "manifests {}", printable(&paths.join(", "))),
         }
@@ -77,7 +83,7 @@ mod tests {
 
     fn server(choice: usize, silent_seconds: Option<u64>, view: &str) -> SourceReport {
         let server = "https://10.0.0.1:6443/".to_owned();
-        SourceReport::ApiServer { server, choice, silent_seconds, view: view.to_owned() }
+        SourceReport::ApiServer { server, choice, silent_seconds, view: view.to_owned(), failure: None }
     }
 
     #[test]
@@ -86,6 +92,16 @@ mod tests {
         assert!(report.to_string().ends_with("view a\u{fffd}[2J\u{fffd}b"), "{report}");
         let report = SourceReport::Manifests(vec!["a\rb".to_owned()]);
         assert_eq!(report.to_string(), "manifests a\u{fffd}b");
+    }
+
+    #[test]
+    fn a_failure_is_named() {
+        let SourceReport::ApiServer { server, choice, silent_seconds, view, .. } = server(1, None, "all") else {
+            return;
+        };
+        let failure = Some("no route".to_owned());
+        let report = SourceReport::ApiServer { server, choice, silent_seconds, view, failure };
+        assert!(report.to_string().ends_with("which has confirmed nothing yet; no route"), "{report}");
     }
 
     #[test]

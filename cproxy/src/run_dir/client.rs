@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     io::{self, Read, Write},
     os::unix::net::UnixStream,
     path::Path,
@@ -13,11 +14,17 @@ use rustix::{
     process::Pid,
 };
 use serde::de::DeserializeOwned;
+use tracing::Level;
 
 use super::protocol::{
-    REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+    REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL, REQUEST_RESEED,
+    REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
 };
-use crate::report::{FrontendRow, HealthReport, SourceReport};
+use crate::{
+    config::SettingRow,
+    report::{AgentReport, FrontendRow, HealthReport, SourceReport},
+    target::Target,
+};
 
 /// Bound on a response, more than a full table has.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
@@ -70,6 +77,40 @@ pub fn fetch_health(run_dir: &Path) -> io::Result<HealthReport> {
     serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
+/// A running agent's view of a destination.
+///
+/// # Errors
+/// As [`fetch_source`].
+pub fn fetch_explanation(run_dir: &Path, target: &Target) -> io::Result<AgentReport> {
+    let response = fetch(run_dir, &format!("{REQUEST_EXPLAIN}{target}\n"), RESPONSE_TIMEOUT)?;
+    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Settings of a running agent.
+///
+/// # Errors
+/// As [`fetch_services`].
+pub fn fetch_config(run_dir: &Path) -> io::Result<Vec<SettingRow>> {
+    fetch_json(run_dir, REQUEST_CONFIG, RESPONSE_TIMEOUT)
+}
+
+/// The last lines of a running agent's log.
+///
+/// # Errors
+/// As [`request_reseed`].
+pub fn fetch_log(run_dir: &Path) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fetch(run_dir, REQUEST_LOG, RESPONSE_TIMEOUT)?).into_owned())
+}
+
+/// Changes the level of a running agent's log. Returns its response: `ok`, or `error: ` and the reason.
+///
+/// # Errors
+/// As [`request_reseed`].
+pub fn request_log_level(run_dir: &Path, level: Level) -> io::Result<String> {
+    let request = format!("{REQUEST_LOG_LEVEL}{}\n", level.as_str().to_lowercase());
+    String::from_utf8(fetch(run_dir, &request, RESPONSE_TIMEOUT)?).map_err(io::Error::other)
+}
+
 /// Has a running agent choose from a new seed. Returns its response: `ok`, or `error: ` and the reason.
 ///
 /// # Errors
@@ -89,8 +130,20 @@ pub fn explain_silence(run_dir: &Path, error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => {
             format!("only root may ask the agent at {}: run this as root", socket.display())
         }
-        _ => format!("no agent answers at {}: {error}", socket.display()),
+        _ => match agent(run_dir).ok().filter(|agent| is_stopped(*agent)) {
+            Some(agent) => {
+                let pid = agent.as_raw_nonzero();
+                format!("the agent, process {pid}, is stopped: `kill -CONT {pid}` lets it go on")
+            }
+            None => format!("no agent answers at {}: {error}", socket.display()),
+        },
     }
+}
+
+/// Whether a process is stopped by a signal or a debugger (proc_pid_stat(5)).
+fn is_stopped(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
 fn fetch_json<T: DeserializeOwned>(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<T> {

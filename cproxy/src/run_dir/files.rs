@@ -62,6 +62,12 @@ pub(super) fn read_line(run_dir: &Path, name: &str) -> Option<String> {
     Some(printable(text.lines().next().unwrap_or_default()))
 }
 
+/// Names and first lines of the files that tell the agent's state.
+pub fn read_states(run_dir: &Path) -> impl Iterator<Item = (&'static str, String)> {
+    let line = |name| Some((name, read_line(run_dir, name)?));
+    [READY, LIMITED, FAILED, UNUSABLE].into_iter().filter_map(line)
+}
+
 fn read_small(path: &Path) -> io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

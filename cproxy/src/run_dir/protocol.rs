@@ -19,8 +19,16 @@ pub(super) const REQUEST_SERVICES: &str = "services\n";
 pub(super) const REQUEST_GAUGES: &str = "gauges\n";
 /// Request for the source.
 pub(super) const REQUEST_SOURCE: &str = "source\n";
+/// Start of a request for the view of a destination, which follows it.
+pub(super) const REQUEST_EXPLAIN: &str = "explain ";
 /// Request for a look at the programs.
 pub(super) const REQUEST_HEALTH: &str = "health\n";
+/// Request for the settings in force.
+pub(super) const REQUEST_CONFIG: &str = "config\n";
+/// Request for the last lines of the log.
+pub(super) const REQUEST_LOG: &str = "log\n";
+/// Start of a request for another level of the log, which follows it.
+pub(super) const REQUEST_LOG_LEVEL: &str = "log-level ";
 /// Request for a new seed.
 pub(super) const REQUEST_RESEED: &str = "reseed\n";
 

@@ -3,22 +3,29 @@
 use std::{collections::BTreeMap, fmt, io, sync::Arc};
 
 use cproxy_core::TcpPlace;
+use cproxy_datapath::bpf::ServiceCounters;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream},
     sync::{Semaphore, mpsc, oneshot},
 };
+use tracing::Level;
 
 use super::protocol::{
-    REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+    REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL, REQUEST_RESEED,
+    REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
 };
 use crate::{
-    agent::CanaryState,
+    agent::{CanaryState, Status},
     config::TableSettings,
-    report::{HealthReport, SourceReport},
+    controls::Controls,
+    endpoints::ServiceCalls,
+    report::{AgentReport, HealthReport, SourceReport},
+    target::Target,
 };
 
-const REQUEST_BYTES_MAX: u64 = 64;
+/// Longest request: one with the name of an object.
+const REQUEST_BYTES_MAX: u64 = 512;
 /// Maximum number of simultaneous responses; other clients wait. Each response holds a copy of the table.
 const CONNECTIONS_MAX: usize = 4;
 
@@ -29,8 +36,14 @@ pub enum Request {
     Services(oneshot::Sender<Vec<u8>>),
     /// Gauges of the agent.
     Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
+    /// State for the endpoints, from the agent itself.
+    Status(oneshot::Sender<Status>),
+    /// Sums of these counters by Service, from the agent itself.
+    ServiceCalls(ServiceCounters, oneshot::Sender<Vec<ServiceCalls>>),
     /// Source that the agent follows.
     Source(oneshot::Sender<SourceReport>),
+    /// View of a destination.
+    Explain(Target, oneshot::Sender<AgentReport>),
     /// Health of the programs, after a look at them.
     Health(oneshot::Sender<HealthReport>),
     /// Notice that the VM was restored from a snapshot; the error's text if there is no new seed.
@@ -74,7 +87,7 @@ impl fmt::Display for Restored {
 }
 
 /// Serves clients for ever.
-pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Request>) {
+pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Request>, controls: Controls) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.
@@ -83,10 +96,10 @@ pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Request>) {
             // The socket's mode keeps others out, but somebody may have passed a descriptor on.
             Ok((stream, _)) if !is_trusted(&stream) => tracing::warn!("{SOCKET}: a request of another user is refused"),
             Ok((stream, _)) => {
-                let requests = requests.clone();
+                let (requests, controls) = (requests.clone(), controls.clone());
                 drop(tokio::spawn(async move {
                     // A client that is too slow or hangs up gets no response, which affects no other client.
-                    drop(tokio::time::timeout(RESPONSE_TIMEOUT, respond(stream, requests)).await);
+                    drop(tokio::time::timeout(RESPONSE_TIMEOUT, respond(stream, requests, &controls)).await);
                     drop(permit);
                 }));
             }
@@ -108,11 +121,30 @@ fn is_trusted(stream: &UnixStream) -> bool {
 ///
 /// # Errors
 /// The client has gone, its request is no text, or the task that owns the table has ended.
-pub async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>) -> io::Result<()> {
+pub async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>, controls: &Controls) -> io::Result<()> {
     let mut request = String::new();
     let (reader, mut writer) = stream.split();
     BufReader::new(reader.take(REQUEST_BYTES_MAX)).read_line(&mut request).await?;
+    if let Some(target) = request.strip_prefix(REQUEST_EXPLAIN) {
+        let response = match target.parse() {
+            Ok(target) => serde_json::to_vec(&send(&requests, |sender| Request::Explain(target, sender)).await?)?,
+            Err(error) => format!("error: {error}\n").into_bytes(),
+        };
+        return writer.write_all(&response).await;
+    }
+    if let Some(level) = request.strip_prefix(REQUEST_LOG_LEVEL) {
+        let response = match parse_level(level.trim_end()) {
+            Some(level) => {
+                controls.set_log_level(level);
+                &b"ok\n"[..]
+            }
+            None => b"error: the levels are error, warn, info and debug\n",
+        };
+        return writer.write_all(response).await;
+    }
     let response = match request.as_str() {
+        REQUEST_CONFIG => serde_json::to_vec(&controls.settings())?,
+        REQUEST_LOG => controls.recent_log().into_bytes(),
         REQUEST_SERVICES => send(&requests, Request::Services).await?,
         REQUEST_GAUGES => {
             let gauges: BTreeMap<_, _> = send(&requests, Request::Gauges).await?.into_iter().collect();
@@ -124,9 +156,17 @@ pub async fn respond(mut stream: UnixStream, requests: mpsc::Sender<Request>) ->
             Ok(()) => b"ok\n".to_vec(),
             Err(error) => format!("error: {error}\n").into_bytes(),
         },
-        _ => b"error: the requests are: services, gauges, source, health, reseed\n".to_vec(),
+        _ => b"error: the requests are: services, gauges, source, health, explain TARGET, config, \
+               log, log-level LEVEL, reseed\n"
+            .to_vec(),
     };
     writer.write_all(&response).await
+}
+
+fn parse_level(text: &str) -> Option<Level> {
+    [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG]
+        .into_iter()
+        .find(|level| level.as_str().eq_ignore_ascii_case(text))
 }
 
 /// Sends a request to the task that owns the table, and waits for its response.

@@ -1,17 +1,23 @@
-//! Reasons why each endpoint of a Service gets connections or does not: the output of `cproxy resolve --explain`.
+//! Reasons why each endpoint of a Service gets connections or does not: the output of `cproxy resolve --explain` and
+//! `cproxy explain`.
 //!
-//! It reads the slices as the source sent them, not the packed rows, so that it can explain unreadable endpoints too.
+//! `resolve` has the slices as the source sent them, so that it can explain unreadable endpoints too. An agent has only
+//! the rows of its store.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Address, Backend, Family, Frontend, FrontendSource, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort,
     ServiceRow, SliceRow, Store,
-    desired::{desired_rows, resolve},
+    desired::desired_rows,
     eligible::{Eligibility, FollowedHints, MergedEndpoints, Rule, SliceEndpoint, merged_endpoints},
-    slice::{is_headless, parse_endpoint_address, service_label},
+    slice::{Endpoint, is_headless, parse_endpoint_address, service_label},
 };
 use crate::api::{EndpointSlice, EndpointSpec};
+
+/// Number of endpoints after which [`explain_stored`] explains no further slice: who asks must not keep the agent from
+/// its work.
+const EXPLAINED_MAX: usize = 2_000;
 
 /// Use of one endpoint of a slice for one Service port, as seen by some of its frontends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +47,8 @@ pub enum Usage {
     Kept,
     /// No connections.
     Unused,
+    /// It was not looked at.
+    Unexplained,
 }
 
 impl Usage {
@@ -51,6 +59,7 @@ impl Usage {
             Self::New => "yes",
             Self::Kept => "keeps",
             Self::Unused => "no",
+            Self::Unexplained => "-",
         }
     }
 }
@@ -62,24 +71,76 @@ pub fn is_slice_of(slice: &EndpointSlice, service: &ServiceName) -> bool {
     namespace.unwrap_or("default") == &*service.namespace && service_label(slice) == Some(&*service.name)
 }
 
+/// Owner of a frontend in the table; `None` if it is not in the table.
+pub type OwnerOf<'a> = &'a dyn Fn(Frontend) -> Option<ServiceName>;
+
 /// Explains every endpoint of those slices that belong to the Service; empty if the Service is not served.
 #[must_use]
 pub fn explain<'a>(
     store: &Store,
+    owner_of: OwnerOf<'_>,
     name: &ServiceName,
     slices: impl IntoIterator<Item = (&'a ObjectName, &'a EndpointSlice)>,
 ) -> Vec<Explanation> {
-    let Some(service) = store.service_row(name) else { return Vec::new() };
     let is_ours = |(_, slice): &(&ObjectName, &EndpointSlice)| is_slice_of(slice, name);
-    let slices: BTreeMap<_, _> = slices.into_iter().filter(is_ours).collect();
+    let slices = slices.into_iter().filter(is_ours).map(|(name, slice)| (name.clone(), Some(slice))).collect();
+    explain_slices(store, owner_of, name, &slices)
+}
+
+/// As [`explain`], from the rows of the store alone: without endpoints that could not be read, and without the names of
+/// other nodes. Slices beyond about 2,000 endpoints are only counted.
+#[must_use]
+pub fn explain_stored(store: &Store, owner_of: OwnerOf<'_>, name: &ServiceName) -> Vec<Explanation> {
+    let (mut slices, mut endpoints, mut left_out) = (BTreeMap::new(), 0, 0_usize);
+    for (name, slice) in store.slices(name) {
+        if endpoints < EXPLAINED_MAX {
+            endpoints += slice.endpoints.len();
+            slices.insert(name, None);
+        } else {
+            left_out += 1;
+        }
+    }
+    let mut explanations = explain_slices(store, owner_of, name, &slices);
+    if left_out != 0 {
+        explanations.push(Explanation {
+            port_name: String::new(),
+            protocol: None,
+            sources: BTreeSet::new(),
+            endpoint: "others".to_owned(),
+            slice: None,
+            usage: Usage::Unexplained,
+            reason: format!("the endpoints of {left_out} more slices are not explained"),
+        });
+    }
+    explanations
+}
+
+/// Services that have an address, or a node port if the address is the node's, ordered by name.
+pub fn services_at(store: &Store, address: Address) -> impl Iterator<Item = &ServiceName> {
+    let is_node = store.node_ips().contains(&address);
+    let has_address = move |row: &ServiceRow| {
+        let own = [&*row.cluster_ips, &row.external_ips, &row.load_balancer_ips];
+        let has_node_port = || row.ports.iter().any(|port| port.node_port.is_some());
+        own.iter().any(|addresses| addresses.contains(&address)) || is_node && has_node_port()
+    };
+    store.services().filter(move |(_, row)| has_address(row)).map(|(name, _)| name)
+}
+
+fn explain_slices(
+    store: &Store,
+    owner_of: OwnerOf<'_>,
+    name: &ServiceName,
+    slices: &BTreeMap<ObjectName, Option<&EndpointSlice>>,
+) -> Vec<Explanation> {
+    let Some(service) = store.service_row(name) else { return Vec::new() };
     let rows_of_slices: Vec<_> = store.slices(name).collect();
-    let owners = owners(store);
-    let is_won = |row: &Row| owners.get(&row.frontend) == Some(&row.service);
+    // A frontend without room is in no table, and nobody else's.
+    let is_won = |row: &Row| owner_of(row.frontend).is_none_or(|owner| owner == row.service);
     let (rows, lost): (Vec<_>, Vec<_>) = desired_rows(store, name).into_iter().partition(is_won);
     let mut explanations: Vec<_> =
-        slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, &service, slice_name, slice)).collect();
+        slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, &service, slice_name, *slice)).collect();
     explanations.extend(service.ports.iter().filter_map(|port| no_node_port(&rows, &lost, port)));
-    explanations.extend(lost.iter().map(|row| lost_frontend(row, owners.get(&row.frontend))));
+    explanations.extend(lost.iter().map(|row| lost_frontend(row, owner_of(row.frontend))));
     for port in &service.ports {
         let scopes: BTreeSet<_> =
             rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family())).collect();
@@ -87,8 +148,8 @@ pub fn explain<'a>(
             .into_iter()
             .map(|(scope, family)| View::new(store, &rows_of_slices, port, family, scope, &rows))
             .collect();
-        for (slice_name, slice) in &slices {
-            explanations.extend(join_views(views.iter().map(|view| view.explain_slice(slice_name, slice)).collect()));
+        for (slice_name, slice) in slices {
+            explanations.extend(join_views(views.iter().map(|view| view.explain_slice(slice_name, *slice)).collect()));
         }
     }
     explanations
@@ -114,11 +175,6 @@ fn join_views(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
     }
 }
 
-/// Owner of each frontend.
-fn owners(store: &Store) -> BTreeMap<Frontend, ServiceName> {
-    resolve(store).into_iter().map(|row| (row.frontend, row.service)).collect()
-}
-
 /// Explanation for a node port that is not served.
 fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explanation> {
     let number = port.node_port?;
@@ -141,8 +197,8 @@ fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explan
 }
 
 /// Explanation for a frontend that no endpoint gets connections from.
-fn lost_frontend(row: &Row, owner: Option<&ServiceName>) -> Explanation {
-    let owner = owner.map(ToString::to_string).unwrap_or_default();
+fn lost_frontend(row: &Row, owner: Option<ServiceName>) -> Explanation {
+    let owner = owner.map(|owner| owner.to_string()).unwrap_or_default();
     Explanation {
         port_name: row.port_name.to_string(),
         protocol: Some(row.frontend.protocol),
@@ -159,12 +215,17 @@ fn is_of(row: &Row, port: &ServicePort) -> bool {
 }
 
 /// Explanation for a slice that is left out as a whole.
-fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &EndpointSlice) -> Option<Explanation> {
+fn whole_slice(
+    store: &Store,
+    service: &ServiceRow,
+    name: &ObjectName,
+    slice: Option<&EndpointSlice>,
+) -> Option<Explanation> {
     let reason = match store.slice(name) {
         Some(row) if service.cluster_ips.iter().any(|ip| ip.family() == row.family) => return None,
         Some(row) => format!("the Service has no {} ClusterIP", row.family),
-        None if is_headless(slice) => "the slice is one of a headless Service".to_owned(),
-        None => format!("addressType {:?} is not used", slice.address_type),
+        None if slice.is_none_or(is_headless) => "the slice is one of a headless Service".to_owned(),
+        None => format!("addressType {:?} is not used", slice.map(|slice| &*slice.address_type).unwrap_or_default()),
     };
     Some(Explanation {
         port_name: String::new(),
@@ -176,6 +237,9 @@ fn whole_slice(store: &Store, service: &ServiceRow, name: &ObjectName, slice: &E
         reason,
     })
 }
+
+/// Receiver of an endpoint, its use and the reason.
+type AddExplanation<'a> = &'a mut dyn FnMut(String, Usage, String);
 
 /// One Service port in one family, as seen by some of its frontends.
 struct View<'a> {
@@ -222,7 +286,7 @@ impl<'a> View<'a> {
     }
 
     /// Explanations for each endpoint of a slice; empty for a slice of the other family.
-    fn explain_slice(&self, name: &ObjectName, slice: &EndpointSlice) -> Vec<Explanation> {
+    fn explain_slice(&self, name: &ObjectName, slice: Option<&EndpointSlice>) -> Vec<Explanation> {
         let mut explanations = Vec::new();
         let row = self.slices.iter().find(|(other, row)| other == name && row.family == self.family);
         let Some((_, row)) = row else { return explanations };
@@ -242,23 +306,9 @@ impl<'a> View<'a> {
             add("all".to_owned(), Usage::Unused, self.no_port(row));
             return explanations;
         }
-        // The row has one endpoint for each readable one, in the same order.
-        let mut endpoints = row.endpoints.iter();
-        for (index, spec) in slice.endpoints.iter().enumerate() {
-            let Some(text) = spec.addresses.first() else {
-                add(format!("endpoints[{index}]"), Usage::Unused, "it has no address".to_owned());
-                continue;
-            };
-            let address = match parse_endpoint_address(text, self.family) {
-                Ok(address) => address,
-                Err(message) => {
-                    add(format!("endpoints[{index}]"), Usage::Unused, format!("{text:?} {message}"));
-                    continue;
-                }
-            };
-            let Some(endpoint) = endpoints.next() else { continue };
+        let explain = |endpoint: &Endpoint, spec: Option<&EndpointSpec>, add: AddExplanation<'_>| {
             for &port in &numbers {
-                let backend = Backend { address, port };
+                let backend = Backend { address: endpoint.address, port };
                 let Some(found) = self.endpoints.get(&backend) else { continue };
                 if !std::ptr::eq(found.endpoint, endpoint) {
                     add(backend.to_string(), Usage::Unused, self.hidden_by(found, name));
@@ -266,6 +316,24 @@ impl<'a> View<'a> {
                 }
                 add(backend.to_string(), self.usage(&backend), self.reason(found, spec));
             }
+        };
+        let Some(slice) = slice else {
+            row.endpoints.iter().for_each(|endpoint| explain(endpoint, None, &mut add));
+            return explanations;
+        };
+        // The row has one endpoint for each readable one, in the same order.
+        let mut endpoints = row.endpoints.iter();
+        for (index, spec) in slice.endpoints.iter().enumerate() {
+            let Some(text) = spec.addresses.first() else {
+                add(format!("endpoints[{index}]"), Usage::Unused, "it has no address".to_owned());
+                continue;
+            };
+            if let Err(message) = parse_endpoint_address(text, self.family) {
+                add(format!("endpoints[{index}]"), Usage::Unused, format!("{text:?} {message}"));
+                continue;
+            }
+            let Some(endpoint) = endpoints.next() else { continue };
+            explain(endpoint, Some(spec), &mut add);
         }
         explanations
     }
@@ -295,7 +363,7 @@ impl<'a> View<'a> {
         }
     }
 
-    fn reason(&self, endpoint: &SliceEndpoint<'_>, spec: &EndpointSpec) -> String {
+    fn reason(&self, endpoint: &SliceEndpoint<'_>, spec: Option<&EndpointSpec>) -> String {
         let is_local = self.scope == Scope::Local;
         match self.eligibility.rule(endpoint) {
             Rule::Ready if is_local => "ready, on this node".to_owned(),
@@ -327,11 +395,20 @@ impl<'a> View<'a> {
         self.store.zone().map_or("unknown", |zone| zone)
     }
 
-    fn not_local(&self, spec: &EndpointSpec) -> String {
+    fn not_local(&self, spec: Option<&EndpointSpec>) -> String {
+        let Some(spec) = spec else { return self.not_local_as_stored() };
         match (self.store.node_name(), spec.node_name.as_deref()) {
             (None, _) => "internalTrafficPolicy Local, and this node's name is not known (--node-name)".to_owned(),
             (Some(own), None) => format!("internalTrafficPolicy Local, and it names no node (this is {own})"),
             (Some(own), Some(other)) => format!("internalTrafficPolicy Local, and it is on node {other}, not {own}"),
+        }
+    }
+
+    /// The row does not have the node's name.
+    fn not_local_as_stored(&self) -> String {
+        match self.store.node_name() {
+            None => "internalTrafficPolicy Local, and this node's name is not known (--node-name)".to_owned(),
+            Some(own) => format!("internalTrafficPolicy Local, and it is not on this node, {own}"),
         }
     }
 
@@ -371,7 +448,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::{Event, NodeContext, object_name, parse_address};
+    use crate::{Event, NodeContext, object_name, parse_address, resolve};
 
     const SERVICE: &str = "
 apiVersion: v1
@@ -430,7 +507,8 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
             let slice = slice.as_ref().map_or("-", |slice| &slice.name);
             format!("{slice}: {} {endpoint} {} {reason}", sources.join(","), usage.as_str())
         };
-        explain(&store, &web, slices).into_iter().map(line).collect()
+        let owner = |frontend| resolve(&store).into_iter().find(|row| row.frontend == frontend).map(|row| row.service);
+        explain(&store, &owner, &web, slices).into_iter().map(line).collect()
     }
 
     #[test]

@@ -30,7 +30,7 @@ mod tests;
 pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, parse_address};
 pub use affinity::affinity_id;
 pub use desired::{Action, FrontendSource, Row, SERVICE_FRONTENDS_MAX, Scope, desired_rows, resolve};
-pub use explain::{Explanation, Usage, explain, is_slice_of};
+pub use explain::{Explanation, OwnerOf, Usage, explain, explain_stored, is_slice_of, services_at};
 pub use kernel::{
     Affinity, Balance, Capacity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op,
     Reserve, TcpPlace,
@@ -38,7 +38,7 @@ pub use kernel::{
 pub use names::{ObjectName, ServiceName, Text};
 pub use node_context::NodeContext;
 pub use object_row::{ObjectRow, ResourceKind, object_name};
-pub use planner::{FrontendName, TablePlanner, Write};
+pub use planner::{CHANGES_MAX, FrontendName, SetChange, TablePlanner, Write};
 pub use problem::{Problem, is_steering, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};

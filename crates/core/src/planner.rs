@@ -10,6 +10,7 @@
 //! none until slots run out.
 
 mod capacity;
+mod changes;
 mod claims;
 mod cluster_ips;
 mod desired_service;
@@ -28,6 +29,7 @@ use std::{
     sync::Arc,
 };
 
+pub use changes::{CHANGES_MAX, SetChange};
 use claims::{ClaimChanges, Claims};
 use cluster_ips::ClusterIps;
 use desired_service::DesiredService;
@@ -70,6 +72,8 @@ pub struct TablePlanner {
     problems: Problems,
     /// Backends retired since [`TablePlanner::take_retired`] was called last.
     retired: Retired,
+    /// Changes of sets since [`TablePlanner::take_changes`] was called last, [`CHANGES_MAX`] at most.
+    changes: Vec<SetChange>,
 }
 
 /// Origin of the claims.
@@ -124,6 +128,7 @@ impl TablePlanner {
             starved: StarvedServices::default(),
             problems: Problems::default(),
             retired: Retired::default(),
+            changes: Vec::new(),
         }
     }
 
@@ -235,6 +240,11 @@ impl TablePlanner {
     /// deleted or given another set. Sockets may still be connected to them.
     pub fn take_retired(&mut self) -> Retired {
         std::mem::take(&mut self.retired)
+    }
+
+    /// Changes of sets since the last call: the first [`CHANGES_MAX`].
+    pub fn take_changes(&mut self) -> Vec<SetChange> {
+        std::mem::take(&mut self.changes)
     }
 
     fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {

@@ -51,6 +51,21 @@ pub enum Event {
     Compared(ResourceKind, u64),
 }
 
+impl Event {
+    /// Kind of the object that the event adds, changes or deletes, if it does.
+    #[must_use]
+    pub fn changed_kind(&self) -> Option<ResourceKind> {
+        match self {
+            Self::Service(_) => Some(ResourceKind::Services),
+            Self::EndpointSlice(_) => Some(ResourceKind::EndpointSlices),
+            Self::Node(_) => Some(ResourceKind::Nodes),
+            Self::Row(row) => Some(row.kind),
+            Self::Deleted(kind, _) | Self::Unreadable { kind, .. } => Some(*kind),
+            Self::ListStarted(_) | Self::ListDone(_) | Self::PodIps(_) | Self::NodeIps(_) | Self::Compared(..) => None,
+        }
+    }
+}
+
 /// Rows in force.
 #[derive(Debug, Default)]
 pub struct Store {
@@ -146,8 +161,24 @@ impl Store {
     /// before that.
     #[must_use]
     pub fn is_complete(&self) -> bool {
+        self.pending_lists().next().is_none()
+    }
+
+    /// Kinds without a complete list so far, of those that count.
+    pub fn pending_lists(&self) -> impl Iterator<Item = ResourceKind> {
         let Lists { services, slices, nodes } = &self.lists;
-        services.is_complete && slices.is_complete && (nodes.is_complete || self.context.node_name.is_none())
+        let lists = [
+            (ResourceKind::Services, services.is_complete),
+            (ResourceKind::EndpointSlices, slices.is_complete),
+            (ResourceKind::Nodes, nodes.is_complete || self.context.node_name.is_none()),
+        ];
+        lists.into_iter().filter(|(_, is_complete)| !is_complete).map(|(kind, _)| kind)
+    }
+
+    /// Whether the Node of this name exists; `None` without a name.
+    #[must_use]
+    pub fn has_node(&self) -> Option<bool> {
+        self.context.node_name.as_ref().map(|_| self.node.is_some())
     }
 
     /// Expects the comparison of this number with the source, or a later one: the objects may have changed unseen.

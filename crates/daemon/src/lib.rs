@@ -1,11 +1,20 @@
 //! Common parts of the agent and the relay as processes: log lines, settings of the allocator, the notification of an
-//! init system, and errors of the command line.
+//! init system, errors of the command line, and the server for metrics and health checks.
 
+mod exposition;
+mod json_lines;
+mod listen_address;
 mod log;
 mod log_limit;
 pub mod memory;
 pub mod notify;
+mod recent_lines;
+mod status_server;
+pub mod unix_socket;
 mod usage;
 
+pub use exposition::{Exposition, Histogram, MetricKind, MetricsFormat};
+pub use listen_address::ListenAddress;
 pub use log::{LogFilter, LogFormat};
+pub use status_server::{StatusListener, StatusRequest, StatusResponse};
 pub use usage::usage_error_line;

@@ -18,7 +18,7 @@ use tracing_subscriber::{
     registry,
 };
 
-use crate::log_limit::LogLimit;
+use crate::{json_lines::JsonLines, log_limit::LogLimit, recent_lines::RecentLines};
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -30,19 +30,21 @@ pub enum LogFormat {
     Json,
 }
 
-/// Filter of log lines by level and rate. Clones are the same filter.
-#[derive(Clone)]
+/// Filter of log lines by level and rate, and the last lines. Clones are the same filter.
+#[derive(Clone, Debug)]
 pub struct LogFilter {
     level: Arc<Mutex<Level>>,
     limit: LogLimit,
+    recent: RecentLines,
 }
 
 impl LogFilter {
     /// Starts the log.
     #[must_use]
     pub fn start(level: Level, format: LogFormat) -> Self {
-        let filter = Self { level: Arc::new(Mutex::new(level)), limit: LogLimit::default() };
-        let lines = fmt::layer().with_target(false).with_writer(io::stderr);
+        let filter = Self { level: Arc::new(Mutex::new(level)), ..Self::unused() };
+        let recent = filter.recent.clone();
+        let lines = fmt::layer().with_target(false).with_writer(move || recent.beside(io::stderr()));
         // There is one log in a process, so that none was set before.
         let started = match format {
             LogFormat::Text => {
@@ -51,12 +53,17 @@ impl LogFilter {
                 let lines = lines.with_ansi(io::stderr().is_terminal() && !is_plain);
                 set_global_default(registry().with(lines).with(filter.clone()))
             }
-            LogFormat::Json => {
-                set_global_default(registry().with(lines.json().flatten_event(true)).with(filter.clone()))
-            }
+            LogFormat::Json => set_global_default(registry().with(lines.event_format(JsonLines)).with(filter.clone())),
         };
         debug_assert!(started.is_ok());
         filter
+    }
+
+    /// Filter of no log.
+    #[must_use]
+    pub fn unused() -> Self {
+        let (limit, recent) = (LogLimit::default(), RecentLines::default());
+        Self { level: Arc::new(Mutex::new(Level::INFO)), limit, recent }
     }
 
     /// Changes the level.
@@ -64,6 +71,12 @@ impl LogFilter {
         *self.level.lock().unwrap_or_else(PoisonError::into_inner) = level;
         // Each place in the code remembers whether it is enabled.
         tracing::callsite::rebuild_interest_cache();
+    }
+
+    /// The last lines.
+    #[must_use]
+    pub fn recent(&self) -> String {
+        self.recent.text()
     }
 
     fn level(&self) -> Level {
@@ -115,7 +128,7 @@ mod tests {
         }
 
         let lines = Lines::default();
-        let filter = LogFilter { level: Arc::new(Mutex::new(Level::INFO)), limit: LogLimit::default() };
+        let filter = LogFilter::unused();
         let writer = lines.clone();
         let shown = fmt::layer().without_time().with_level(false).with_target(false).with_ansi(false);
         let subscriber = registry().with(shown.with_writer(move || writer.clone())).with(filter.clone());

@@ -19,11 +19,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const REPORT_DELAY: Duration = Duration::from_secs(10);
 
 /// Limit that drops messages above the rate and reports their number.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LogLimit(Arc<Mutex<Callsites>>);
 
 /// Message rates by place in the code.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Callsites {
     /// Time at which each place's next message would be due if there were no burst.
     due: HashMap<Identifier, Instant>,

@@ -11,6 +11,7 @@ mod environment;
 mod error;
 mod exclusions;
 mod handover;
+mod hook_times;
 mod install;
 mod kernel_btf;
 mod kernel_maps;
@@ -19,38 +20,48 @@ mod layout;
 mod map_spec;
 mod mapping;
 mod memory_cgroup;
+mod neighbours;
+mod object;
 mod open;
-mod own_cgroup;
 mod pins;
 mod probe;
+mod process_cgroup;
 mod reader;
 mod resizable;
+mod service_counters;
 mod socket_mark;
 mod socket_states;
 pub mod syscalls;
 mod table;
 mod tcp_owners;
+mod tracing;
 
 /// Innermost error, which has the cause.
 fn root_cause(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
 }
 
-pub use attachments::{Attachments, Difference, LinkState, other_programs};
+pub use attachments::{Attachments, Difference, LinkState};
 pub use cgroups::{ROOT_CGROUP_ID, cgroup_id};
 pub use counters::read_counters;
+pub use cproxy_ebpf::observation::Verdict as TraceVerdict;
 pub use environment::{Environment, EnvironmentError, Mount, Scope};
 pub use error::TableError;
-pub use exclusions::{CgroupError, excluded_cgroup};
+pub use exclusions::{CgroupError, excluded_cgroup, read_exclusions};
 pub use handover::{end_handover, has_kept};
+pub use hook_times::{HookTime, hook_times};
 pub use install::{InstallError, Loaded, Program, attached, install, try_load};
 pub use kernel_maps::KernelMaps;
 pub use memory_cgroup::leave_memory_cgroup;
-pub use own_cgroup::own_cgroup_ids;
+pub use neighbours::{CGROUPS_MAX, Neighbours, OtherProgram, missing_programs, neighbours};
+pub use object::ProgramSet;
 pub use pins::{PinDir, PinError, PinLock};
 pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
+pub use process_cgroup::ProcessCgroup;
 pub use reader::{KernelReader, Serving, SetCache};
+pub use service_counters::{ServiceCounters, ServiceCounts};
 pub use socket_mark::SocketMark;
 pub use socket_states::SocketStates;
 pub use table::{TableMaps, decode_table};
 pub use tcp_owners::TcpPlacesUsage;
+pub use tracing::{TraceDestination, TraceError, TraceEvent, TraceFilter, Tracing};

@@ -15,11 +15,12 @@
 //!
 //! A kernel that cannot list sockets shows them in `/proc/net` (`proc_net`); they are then counted, not closed.
 //!
-//! [`list`] shows all translated sockets. [`find_missing_owners`] finds places of TCP sockets
-//! that have gone.
+//! [`list`] shows all translated sockets, [`list_direct`] those that are connected to a frontend itself.
+//! [`find_missing_owners`] finds places of TCP sockets that have gone.
 
 mod diag;
 pub mod diag_message;
+mod direct;
 mod filter;
 mod listing;
 mod namespaces;
@@ -36,6 +37,7 @@ mod terminate;
 use std::{io, thread, time::Duration};
 
 use cproxy_core::{Protocol, Retired};
+pub use direct::{DirectSocket, list_direct};
 pub use listing::{BackendState, Listing, TranslatedSocket, list};
 pub(crate) use older::has_older_socket;
 pub use places::{GoneOwners, MissingOwners, find_missing_owners};

@@ -2,9 +2,11 @@
 
 mod changes;
 mod own_addresses;
+mod path;
 mod route;
 mod socket_setup;
 
 pub use changes::NetworkChanges;
 pub use own_addresses::{DetectedAddresses, OwnAddresses};
+pub use path::NetworkPath;
 pub use socket_setup::SocketSetup;

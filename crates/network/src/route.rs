@@ -3,6 +3,7 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::OwnedFd,
 };
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, socket_with};
@@ -23,11 +24,19 @@ const PORT: u16 = 9;
 /// # Errors
 /// There is no route, or the socket cannot be set up.
 pub(super) fn source_address(destination: IpAddr, setup: &SocketSetup) -> io::Result<IpAddr> {
+    Ok(SocketAddr::try_from(getsockname(connected(destination, setup)?)?)?.ip())
+}
+
+/// UDP socket that is connected to `destination`.
+///
+/// # Errors
+/// As [`source_address`].
+pub(super) fn connected(destination: IpAddr, setup: &SocketSetup) -> io::Result<OwnedFd> {
     let family = if destination.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     setup.apply(&socket)?;
     connect(&socket, &SocketAddr::new(destination, PORT))?;
-    Ok(SocketAddr::try_from(getsockname(&socket)?)?.ip())
+    Ok(socket)
 }
 
 /// Whether other machines can know the address as the VM's.

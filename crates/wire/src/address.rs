@@ -1,6 +1,11 @@
 //! Addresses of API servers.
 
-use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr};
+use std::{
+    fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use http::{Uri, uri::Authority};
 
@@ -15,6 +20,10 @@ const EXPECTED_URL: &str = "expected a URL like https://10.0.0.1:6443; --apiserv
 /// Remedy for a URL with http that leaves the machine.
 const IN_CLEAR: &str = "over http the token could be read on the way: use https, or http only with 127.0.0.1, [::1] or \
                         localhost";
+
+/// Remedy for a URL with parts that requests would not have, and that logs would show.
+const HAS_CREDENTIALS: &str = "a user, a password or a query in it would not be sent: remove it, and put credentials \
+                               into the kubeconfig's user";
 
 /// Authority in requests that go to a local socket.
 const LOCAL: &str = "localhost";
@@ -74,7 +83,7 @@ impl ServerAddress {
     /// IP addresses that are known without a nameserver.
     #[must_use]
     pub fn known_addresses(&self) -> Vec<IpAddr> {
-        self.host().map(dns::local_addresses).unwrap_or_default()
+        self.host().map(|host| dns::local_addresses(host, Path::new(dns::ROOT))).unwrap_or_default()
     }
 }
 
@@ -84,6 +93,7 @@ impl TryFrom<Uri> for ServerAddress {
     fn try_from(url: Uri) -> Result<Self, Self::Error> {
         match is_server_url(&url) {
             true if leaves_machine_in_clear(&url) => Err(IN_CLEAR),
+            true if has_credentials(&url) => Err(HAS_CREDENTIALS),
             true => Ok(Self::Url(url)),
             false => Err(EXPECTED_URL),
         }
@@ -139,6 +149,11 @@ fn leaves_machine_in_clear(url: &Uri) -> bool {
     url.scheme_str() == Some("http") && !is_here
 }
 
+/// Whether the URL has parts that may be credentials.
+pub(super) fn has_credentials(url: &Uri) -> bool {
+    url.query().is_some() || url.authority().is_some_and(|authority| authority.as_str().contains('@'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,11 +164,20 @@ mod tests {
 
     #[test]
     fn a_url_has_a_scheme_a_host_and_a_possible_port() {
-        for url in ["https://1.2.3.4", "http://[::1]:8080/a:b", "https://api:6443/", "https://u:1@api"] {
+        for url in ["https://1.2.3.4", "http://[::1]:8080/a:b", "https://api:6443/"] {
             assert!(matches!(parse(url), Ok(ServerAddress::Url(_))), "{url}");
         }
         for url in ["1.2.3.4", "1.2.3.4:6443", "/a", "ftp://1.2.3.4", "https://1.2.3.4:65536", "https://[::1]:0", ""] {
             assert!(parse(url).unwrap_err().contains("expected an address like https://"), "{url}");
+        }
+    }
+
+    #[test]
+    fn credentials_in_a_url_are_refused_and_not_repeated() {
+        for url in ["https://user:secret@api", "https://secret@10.0.0.1:6443/a", "https://api/?token=secret"] {
+            let error = ServerAddress::try_from(Uri::from_static(url)).unwrap_err();
+            assert!(error.contains("remove it") && !error.contains("secret"), "{error}");
+            assert_eq!(parse(url).unwrap_err(), error);
         }
     }
 

@@ -297,9 +297,9 @@ impl ApiClient {
                 let has_moved = session.last_index.replace(index).is_some_and(|last| last != index);
                 session.kept_because = None;
                 if mem::take(&mut session.must_renew) {
-                    tracing::info!("connected anew to the API server at {}", self.server());
+                    tracing::info!(name: "connected", "connected anew to the API server at {}", self.server());
                 } else if has_moved {
-                    tracing::info!("connected to another API server, at {}", self.server());
+                    tracing::info!(name: "connected", "connected to another API server, at {}", self.server());
                 }
                 Ok((session.replace(Arc::new(connection), index, fingerprint), true))
             }
@@ -448,7 +448,7 @@ async fn changed_after(time: Duration, changes: Option<&NetworkChanges>) {
 }
 
 /// Reads a body to its end.
-async fn read_all(mut body: Body) -> Result<Bytes, BoxError> {
+pub(super) async fn read_all(mut body: Body) -> Result<Bytes, BoxError> {
     let mut bytes = BytesMut::new();
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         // Trailers are ignored.

@@ -21,7 +21,7 @@ use rustls::ClientConfig;
 use secrecy::ExposeSecret;
 
 use super::{
-    address::ServerAddress,
+    address::{ServerAddress, has_credentials},
     connector::Proxy,
     error_text::first_line,
     exec_plugin::ExecCredentials,
@@ -109,6 +109,8 @@ pub struct Configuration {
     pub(super) authorization: Option<HeaderValue>,
     /// Program that has the credentials, if no others are configured.
     pub(super) exec: Option<ExecConfig>,
+    /// Whether a file or program has a new token when this one expires.
+    pub(super) is_renewed: bool,
     /// Further headers of each request: impersonation.
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -125,7 +127,11 @@ pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError>
     let servers = if server.addresses.is_empty() {
         let url = config.cluster_url.clone();
         vec![ServerAddress::try_from(url.clone()).map_err(|message| match &server.kubeconfig {
-            Some(path) => ClientError::Kubeconfig(path.clone(), format!("its cluster's server {url}: {message}")),
+            Some(path) => {
+                // Without credentials that it should not have.
+                let url = if has_credentials(&url) { String::new() } else { format!(" {url}") };
+                ClientError::Kubeconfig(path.clone(), format!("its cluster's server{url}: {message}"))
+            }
             None => ClientError::Url(url, message),
         })?]
     } else {
@@ -148,6 +154,7 @@ pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError>
         proxy: config.proxy_url.map(proxy).transpose().map_err(fail)?,
         exec: user.exec.clone().filter(|_| authorization.is_none()),
         authorization,
+        is_renewed: user.token_file.is_some() || user.exec.is_some(),
         headers: impersonation(user).map_err(fail)?,
         servers: servers.clone(),
     };

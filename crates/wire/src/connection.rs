@@ -97,8 +97,7 @@ impl Dialer {
     pub(super) async fn connect(self) -> Result<Connection, BoxError> {
         let (stream, place, is_http2) = self.open().await?;
         match is_http2 {
-            Some(true) => self.http2(stream, place, false).await,
-            Some(false) => self.http1(stream, place).await,
+            Some(is_http2) => self.speak(stream, place, is_http2).await,
             None => match self.http2(stream, place, true).await {
                 Ok(connection) => Ok(connection),
                 // A server of HTTP/1.1 refuses what it does not know. One that is silent is slow.
@@ -110,6 +109,16 @@ impl Dialer {
                 }
             },
         }
+    }
+
+    /// Speaks HTTP over a stream on which TLS has chosen the version.
+    pub(super) async fn speak(
+        self,
+        stream: Box<dyn Stream>,
+        place: Place,
+        is_http2: bool,
+    ) -> Result<Connection, BoxError> {
+        if is_http2 { self.http2(stream, place, false).await } else { self.http1(stream, place).await }
     }
 
     /// Limit on each step.

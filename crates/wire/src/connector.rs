@@ -7,6 +7,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
@@ -55,11 +56,18 @@ pub(super) struct Place {
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     setup: SocketSetup,
+    /// Root directory with the resolver's files.
+    root: Arc<Path>,
 }
 
 impl Connector {
     pub(super) fn new(setup: SocketSetup) -> Self {
-        Self { setup }
+        Self { setup, root: Path::new(dns::ROOT).into() }
+    }
+
+    /// Resolves names by the files below this root directory.
+    pub(super) fn with_root(self, root: &Path) -> Self {
+        Self { root: root.into(), ..self }
     }
 
     /// Connects to an address, through the proxy unless the address is a local socket. `limit` is for each step. A
@@ -92,7 +100,7 @@ impl Connector {
     async fn connect_to_host(&self, url: &Uri, avoided: &[IpAddr], limit: Duration) -> io::Result<(TcpStream, Place)> {
         let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
         let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-        let addresses = attempts(dns::resolve(host, &self.setup).await?, avoided, random_below);
+        let addresses = attempts(dns::resolve(host, &self.setup, &self.root).await?, avoided, random_below);
         let other_count = addresses.len().saturating_sub(1);
         let limit = if other_count == 0 { limit } else { limit.min(ADDRESS_TIMEOUT) };
         let start = Instant::now();

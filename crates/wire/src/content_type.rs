@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
 
-const JSON: &str = "application/json";
+pub(super) const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// Encoding of a response.

@@ -8,7 +8,8 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::Duration,
+    path::Path,
+    time::{Duration, Instant},
 };
 
 use cproxy_network::SocketSetup;
@@ -18,8 +19,13 @@ use tokio::{
     net::{TcpSocket, UdpSocket},
 };
 
-const HOSTS: &str = "/etc/hosts";
-const RESOLV_CONF: &str = "/etc/resolv.conf";
+use super::connector::within;
+
+/// Root directory of this process.
+pub(super) const ROOT: &str = "/";
+/// Files below a root directory.
+const HOSTS: &str = "etc/hosts";
+const RESOLV_CONF: &str = "etc/resolv.conf";
 const DNS_PORT: u16 = 53;
 
 /// Bounds of resolv.conf(5).
@@ -48,24 +54,58 @@ pub(super) fn is_localhost(host: &str) -> bool {
 
 /// Addresses of a host without a query: the host itself if it is an address, else those in /etc/hosts. No nameserver is
 /// asked where this machine is.
-pub(super) fn local_addresses(host: &str) -> Vec<IpAddr> {
+pub(super) fn local_addresses(host: &str, root: &Path) -> Vec<IpAddr> {
     match host.parse() {
         Ok(address) => vec![address],
         Err(_) if is_localhost(host) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
-        Err(_) => hosts_addresses(&std::fs::read_to_string(HOSTS).unwrap_or_default(), host),
+        Err(_) => hosts_addresses(&text_of(root, HOSTS), host),
     }
 }
 
-/// Addresses of a host, IPv4 first: the local ones, else those of the nameservers.
-pub(super) async fn resolve(host: &str, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
+/// Addresses of a host, IPv4 first: the local ones, else those of the nameservers. `root` has the resolver's files.
+pub(super) async fn resolve(host: &str, setup: &SocketSetup, root: &Path) -> io::Result<Vec<IpAddr>> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve {host}: {error}"));
-    let addresses = local_addresses(host);
+    let addresses = local_addresses(host, root);
     if !addresses.is_empty() {
         return Ok(addresses);
     }
     // Without the file, the nameserver is on this machine (resolv.conf(5)).
-    let resolver = Resolver::parse(&std::fs::read_to_string(RESOLV_CONF).unwrap_or_default());
+    let resolver = Resolver::parse(&text_of(root, RESOLV_CONF));
     resolver.resolve(host, setup).await.map_err(named)
+}
+
+/// Name of the cluster's own Service, which each cluster's nameserver has. "No such name" is an answer as well.
+const PROBED_NAME: &str = "kubernetes.default.svc.cluster.local";
+
+/// Asks each nameserver of /etc/resolv.conf once, as an application does: over sockets that may be translated. Returns
+/// the time until its answer, which need not have an address. `limit` is for all together.
+///
+/// # Errors
+/// Of a nameserver: it does not answer, or answers with an error.
+pub async fn probe_nameservers(limit: Duration) -> Vec<(IpAddr, io::Result<Duration>)> {
+    let resolver = Resolver::parse(&text_of(Path::new(ROOT), RESOLV_CONF));
+    let (start, setup) = (Instant::now(), SocketSetup::none());
+    let probes: Vec<_> = resolver
+        .nameservers
+        .into_iter()
+        .map(|server| {
+            let setup = setup.clone();
+            let probe = async move {
+                within(limit, query_server(server, PROBED_NAME, TYPE::A, &setup)).await.map(|_| start.elapsed())
+            };
+            (server.ip(), tokio::spawn(probe))
+        })
+        .collect();
+    let mut answers = Vec::new();
+    for (server, probe) in probes {
+        answers.push((server, probe.await.unwrap_or_else(|error| Err(io::Error::other(error)))));
+    }
+    answers
+}
+
+/// Text of a file; a missing one is empty.
+fn text_of(root: &Path, file: &str) -> String {
+    std::fs::read_to_string(root.join(file)).unwrap_or_default()
 }
 
 fn hosts_addresses(hosts: &str, host: &str) -> Vec<IpAddr> {
@@ -267,6 +307,16 @@ mod tests {
         assert_eq!(hosts_addresses(hosts, "api"), [ip("10.0.0.1"), ip("fd00::1")]);
         assert_eq!(hosts_addresses(hosts, "Api.Example."), [ip("10.0.0.1")]);
         assert!(hosts_addresses(hosts, "api.other").is_empty());
+    }
+
+    #[test]
+    fn names_are_looked_up_below_the_root_directory() {
+        let root = std::env::temp_dir().join(format!("cproxy-resolver-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("etc")).unwrap();
+        std::fs::write(root.join(HOSTS), "192.0.2.7 api.test\n").unwrap();
+        assert_eq!(local_addresses("api.test", &root), [ip("192.0.2.7")]);
+        assert!(local_addresses("api.test", Path::new(ROOT)).is_empty());
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

@@ -83,6 +83,11 @@ struct ExecStatus {
 }
 
 impl ExecCredentials {
+    /// Time at which they expire, if the program has named one.
+    pub(super) fn expires(&self) -> Option<Timestamp> {
+        self.expires
+    }
+
     /// True if they are still good for a while.
     pub(super) fn are_fresh(&self) -> bool {
         self.are_valid_after(EARLY)

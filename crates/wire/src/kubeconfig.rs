@@ -1,17 +1,19 @@
-//! Configuration from a kubeconfig's current context, as kube reads it, but without the environment's proxy.
+//! Configuration from a kubeconfig's current context, by kubectl's rules, but without the environment's proxy.
+//!
+//! Only what the context names is read: other entries may be broken.
 
-use std::path::Path;
+use std::{fs, path::Path};
+
+use kube::{
+    Config,
+    config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext},
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::{
     error_text::chain,
     file::{self, FILE_BYTES_MAX},
-};
-use kube::{
-    Config,
-    config::{
-        AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, NamedAuthInfo, NamedCluster,
-        NamedContext,
-    },
 };
 
 /// Stands for no proxy: where a cluster has none, kube takes the one of the environment, which is the pod's.
@@ -20,18 +22,126 @@ const NO_PROXY: &str = "none";
 /// Reads the current context of a file. Paths in the file are relative to its directory.
 pub(super) async fn read(path: &Path) -> Result<Config, String> {
     file::check(path, FILE_BYTES_MAX).map_err(|error| error.to_string())?;
-    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| describe(&error))?;
-    let authorities =
-        kubeconfig.clusters.iter().filter_map(|named| named.cluster.as_ref()?.certificate_authority.as_ref());
-    for authority in authorities.filter(|path| Path::new(path).exists()) {
-        let checked = file::check(Path::new(authority), FILE_BYTES_MAX);
-        checked.map_err(|error| format!("certificate-authority {authority} of a cluster: {error}"))?;
+    let text = decode(fs::read(path).map_err(|error| error.to_string())?)?;
+    let mut documents = cproxy_yaml::values(&text).map_err(|error| format!("not YAML: {error}"))?;
+    documents.iter_mut().for_each(set_types);
+    let entries = Entries(documents);
+    let (mut cluster, mut user) = entries.current()?;
+    let dir = path.parent().unwrap_or(Path::new(""));
+    absolute(dir, &mut cluster.certificate_authority);
+    for file in [&mut user.client_certificate, &mut user.client_key, &mut user.token_file] {
+        absolute(dir, file);
     }
-    configure(kubeconfig).await
+    if let Some(exec) = &mut user.exec
+        && exec.command.as_ref().is_some_and(|command| command.contains('/'))
+    {
+        absolute(dir, &mut exec.command);
+    }
+    if let Some(authority) = cluster.certificate_authority.as_ref().filter(|path| Path::new(path).exists()) {
+        let checked = file::check(Path::new(authority), FILE_BYTES_MAX);
+        checked.map_err(|error| format!("certificate-authority {authority} of its cluster: {error}"))?;
+    }
+    build(cluster, user).await
+}
+
+/// Text of a file in UTF-8 or, with a byte order mark, in UTF-16, as some shells write it.
+fn decode(bytes: Vec<u8>) -> Result<String, String> {
+    let from_utf16 = |bytes: &[u8], number: fn([u8; 2]) -> u16| {
+        let (pairs, rest) = bytes.as_chunks();
+        let text = String::from_utf16(&pairs.iter().map(|pair| number(*pair)).collect::<Vec<_>>());
+        text.ok().filter(|_| rest.is_empty()).ok_or_else(|| "it is not UTF-16".to_owned())
+    };
+    match bytes.as_slice() {
+        [0xff, 0xfe, rest @ ..] => from_utf16(rest, u16::from_le_bytes),
+        [0xfe, 0xff, rest @ ..] => from_utf16(rest, u16::from_be_bytes),
+        _ => String::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}")),
+    }
+}
+
+/// Fields that are true or false.
+const BOOLEANS: [&str; 3] = ["insecure-skip-tls-verify", "disable-compression", "provideClusterInfo"];
+
+/// Gives scalars the types of a kubeconfig's fields, as kubectl does: `name: 5` is a text, and `yes` is true.
+fn set_types(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_str() {
+                    Some("yes" | "Yes" | "YES" | "on" | "On" | "ON") if is_boolean(name) => *value = true.into(),
+                    Some("no" | "No" | "NO" | "off" | "Off" | "OFF") if is_boolean(name) => *value = false.into(),
+                    _ if value.is_boolean() && is_boolean(name) => {}
+                    // Of any form, for exec plugins.
+                    _ if name == "extensions" => {}
+                    _ => set_types(value),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(set_types),
+        Value::Number(number) => *value = number.to_string().into(),
+        Value::Bool(is) => *value = is.to_string().into(),
+        Value::String(_) | Value::Null => {}
+    }
+}
+
+fn is_boolean(field: &str) -> bool {
+    BOOLEANS.contains(&field)
+}
+
+fn absolute(dir: &Path, file: &mut Option<String>) {
+    // Joining leaves an absolute path as it is.
+    let joined = file.as_ref().and_then(|path| dir.join(path).to_str().map(str::to_owned));
+    *file = joined.or(file.take());
+}
+
+/// Documents of a kubeconfig. Of several entries with a name the first counts, as between the files of `KUBECONFIG`.
+struct Entries(Vec<Value>);
+
+impl Entries {
+    /// Cluster and user of the current context. The user may be missing.
+    fn current(&self) -> Result<(Cluster, AuthInfo), String> {
+        let mut names = self.0.iter().filter_map(|document| text(document, "current-context"));
+        let name = names.next().ok_or("it has no current-context")?;
+        let (_, context) = self
+            .named("contexts", "context", name)
+            .ok_or_else(|| format!("it has no context {name}, which is its current-context"))?;
+        let cluster = text(context, "cluster").ok_or_else(|| format!("its context {name} names no cluster"))?;
+        let (path, cluster) = self
+            .named("clusters", "cluster", cluster)
+            .ok_or_else(|| format!("it has no cluster {cluster}, which its current context names"))?;
+        let cluster = made(&path, cluster)?;
+        let user = text(context, "user").and_then(|user| self.named("users", "user", user));
+        // The text of an error may show a value, and those of a user are secret.
+        let hidden = |path: String| move |_| format!("{path}: a field has a value of another type than it should");
+        let user = user.map(|(path, user)| made(&path, user).map_err(hidden(path))).transpose()?;
+        Ok((cluster, user.unwrap_or_default()))
+    }
+
+    /// The field of the list's entry with that name, and its path.
+    fn named(&self, list: &str, field: &str, name: &str) -> Option<(String, &Value)> {
+        self.0.iter().filter_map(|document| document.get(list)?.as_array()).find_map(|entries| {
+            let index = entries.iter().position(|entry| text(entry, "name") == Some(name))?;
+            let value = entries.get(index)?.get(field).filter(|value| !value.is_null())?;
+            Some((format!("{list}[{index}].{field}"), value))
+        })
+    }
+}
+
+/// Text of a field that is not empty.
+fn text<'v>(value: &'v Value, field: &str) -> Option<&'v str> {
+    value.get(field)?.as_str().filter(|text| !text.is_empty())
+}
+
+fn made<T: DeserializeOwned>(path: &str, value: &Value) -> Result<T, String> {
+    serde_path_to_error::deserialize(value).map_err(|error| match error.path().to_string().as_str() {
+        "." => format!("{path}: {}", error.inner()),
+        inner => format!("{path}.{inner}: {}", error.inner()),
+    })
 }
 
 /// Configuration for one cluster and one user.
-pub(super) async fn build(cluster: Cluster, user: AuthInfo) -> Result<Config, String> {
+pub(super) async fn build(mut cluster: Cluster, user: AuthInfo) -> Result<Config, String> {
+    cluster.proxy_url.take_if(|url| url.is_empty());
+    cluster.proxy_url.get_or_insert_with(|| NO_PROXY.to_owned());
     let name = "current".to_owned();
     let context = Context { cluster: name.clone(), user: Some(name.clone()), ..Context::default() };
     let kubeconfig = Kubeconfig {
@@ -41,34 +151,13 @@ pub(super) async fn build(cluster: Cluster, user: AuthInfo) -> Result<Config, St
         current_context: Some(name),
         ..Kubeconfig::default()
     };
-    configure(kubeconfig).await
-}
-
-async fn configure(mut kubeconfig: Kubeconfig) -> Result<Config, String> {
-    for cluster in kubeconfig.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
-        cluster.proxy_url.take_if(|url| url.is_empty());
-        cluster.proxy_url.get_or_insert_with(|| NO_PROXY.to_owned());
-    }
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    let mut config = config.map_err(|error| describe(&error))?;
+    let mut config = config.map_err(|error| chain(&error))?;
     config.proxy_url.take_if(|url| *url == NO_PROXY);
     if let Some(cluster) = config.auth_info.exec.as_mut().and_then(|exec| exec.cluster.as_mut()) {
         cluster.proxy_url.take_if(|url| url == NO_PROXY);
     }
     Ok(config)
-}
-
-/// An error in one line, without the name of the file.
-fn describe(error: &KubeconfigError) -> String {
-    match error {
-        KubeconfigError::ReadConfig(error, _) => error.to_string(),
-        KubeconfigError::CurrentContextNotSet => "it has no current-context".to_owned(),
-        KubeconfigError::LoadContext(context) => format!("it has no context {context}, which is its current-context"),
-        KubeconfigError::LoadClusterOfContext(cluster) => {
-            format!("it has no cluster {cluster}, which its current context names")
-        }
-        error => chain(error),
-    }
 }
 
 #[cfg(test)]
@@ -105,6 +194,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn numbers_are_texts_and_words_are_truths_as_for_kubectl() {
+        let text = "current-context: 1\ncontexts: [{name: 1, context: {cluster: 2, user: 3}}]\n\
+                    clusters: [{name: 2, cluster: {server: 'https://1.2.3.4', insecure-skip-tls-verify: yes}}]\n\
+                    users: [{name: 3, user: {username: 7, password: 12345, as: true}}]\n";
+        let config = read_text("types", text).await.0.unwrap();
+        assert!(config.accept_invalid_certs);
+        let user = config.auth_info;
+        assert_eq!((user.username.as_deref(), user.impersonate.as_deref()), (Some("7"), Some("true")));
+    }
+
+    #[test]
+    fn a_file_may_be_in_utf16() {
+        for (mark, bytes) in [
+            (0xfeff_u16.to_le_bytes(), u16::to_le_bytes as fn(u16) -> [u8; 2]),
+            (0xfeff_u16.to_be_bytes(), u16::to_be_bytes),
+        ] {
+            let text: Vec<u8> = "current-context: ä".encode_utf16().flat_map(bytes).collect();
+            assert_eq!(decode([&mark, &*text].concat()).unwrap(), "current-context: ä");
+            assert_eq!(decode([&mark, &text[1..]].concat()).unwrap_err(), "it is not UTF-16");
+        }
+    }
+
+    #[tokio::test]
     async fn a_user_may_be_missing_or_empty() {
         for users in ["", "users: []\n", "users: [{name: u}]\n", "users: [{name: u, user: {}}]\n", "users: null\n"] {
             let config = read_text("user", &format!("{CONTEXT}{CLUSTER}{users}")).await.0.unwrap();
@@ -113,17 +225,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_name_the_missing_entry_or_the_line() {
+    async fn errors_name_the_missing_entry_or_the_place() {
         let context = "current-context: c\n";
         for (text, words) in [
             ("clusters: [{".to_owned(), &["YAML", "line 1"][..]),
             (String::new(), &["current-context"]),
             (context.to_owned(), &["no context c"]),
-            (format!("{context}contexts: [{{name: c, context: {{}}}}]\n"), &["cluster", "line 2"]),
+            (format!("{context}contexts: [{{name: c, context: {{}}}}]\n"), &["context c", "names no cluster"]),
             (CONTEXT.to_owned(), &["no cluster k", "context"]),
-            (format!("{CONTEXT}clusters: [{{name: k, cluster: x}}]\n"), &["line 3"]),
+            (format!("{CONTEXT}clusters: [{{name: k, cluster: x}}]\n"), &["clusters[0].cluster: ", "x"]),
             (format!("{CONTEXT}clusters: [{{name: k, cluster: {{}}}}]\n"), &["cluster url is missing"]),
-            (format!("{CONTEXT}{CLUSTER}users: [{{name: u, user: {{token: [t]}}}}]\n"), &["line 4"]),
+            (format!("{CONTEXT}{CLUSTER}users: [{{name: u, user: {{token: [t]}}}}]\n"), &["users[0].user: ", "type"]),
+            ("\u{feff}current-context: \"\"\n".to_owned(), &["no current-context"]),
         ] {
             let error = read_text("errors", &text).await.0.unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)) && !error.contains('\n'), "{text}: {error}");

@@ -25,6 +25,8 @@ struct Contacts {
     last: BTreeMap<ResourceKind, Instant>,
     /// Token of the view for kinds of which a part is shown.
     views: BTreeMap<ResourceKind, String>,
+    /// Last failure of kinds of which no request was accepted since.
+    failures: BTreeMap<ResourceKind, String>,
 }
 
 impl LastContact {
@@ -51,15 +53,27 @@ impl LastContact {
         self.contacted.send_replace(());
     }
 
+    /// Records a failure of this kind's list or watch, until the server accepts a request again.
+    pub(super) fn record_failure(&self, kind: ResourceKind, message: &str) {
+        self.lock().failures.insert(kind, shortened(printable(message)));
+    }
+
+    /// Last failure of a kind of which no request was accepted since.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        self.lock().failures.values().next().cloned()
+    }
+
     /// Receiver that changes with each contact from now on.
     #[must_use]
     pub fn contacts(&self) -> watch::Receiver<()> {
         self.contacted.subscribe()
     }
 
-    /// Records the view that the server shows of this kind; `None`: everything.
+    /// Records the view that the server shows of this kind; `None`: everything. The server has accepted a request.
     pub(super) fn see_view(&self, kind: ResourceKind, token: Option<&str>) {
         let mut contacts = self.lock();
+        contacts.failures.remove(&kind);
         match token {
             Some(token) => drop(contacts.views.insert(kind, shortened(printable(token)))),
             None => drop(contacts.views.remove(&kind)),
@@ -97,6 +111,16 @@ mod tests {
         assert_eq!(contact.silent_seconds(), Some(30));
         contact.record(ResourceKind::Services);
         assert_eq!(contact.silent_seconds(), Some(0));
+    }
+
+    #[test]
+    fn a_failure_lasts_until_a_request_of_its_kind_is_accepted() {
+        let contact = LastContact::default();
+        contact.record_failure(ResourceKind::Services, "no\nroute");
+        contact.see_view(ResourceKind::EndpointSlices, None);
+        assert_eq!(contact.failure().as_deref(), Some("no\u{fffd}route"));
+        contact.see_view(ResourceKind::Services, None);
+        assert_eq!(contact.failure(), None);
     }
 
     #[test]

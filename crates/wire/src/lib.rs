@@ -1,5 +1,6 @@
 //! Kubernetes API: client, lists, watches and decoding. The client's sockets are never translated.
 
+mod access_review;
 mod address;
 mod backoff;
 mod client;
@@ -8,6 +9,7 @@ mod connection;
 mod connector;
 mod content_type;
 mod decode;
+mod diagnosis;
 mod dns;
 mod error_text;
 mod exec_plugin;
@@ -17,6 +19,7 @@ mod follow;
 mod head;
 mod kubeconfig;
 mod last_contact;
+mod look_up;
 mod message;
 mod message_reader;
 mod protobuf;
@@ -36,13 +39,17 @@ mod watch;
 mod watch_event;
 mod watch_state;
 
+pub use access_review::{AccessReview, Right};
 pub use address::ServerAddress;
 pub use backoff::jitter;
 pub use client::ApiClient;
 pub use configuration::{ApiServer, ClientError, Configuration, configure};
 pub use decode::Decoded;
+pub use diagnosis::{Finding, Grade, diagnose};
+pub use dns::probe_nameservers;
 pub use exec_plugin::refuse as refuse_exec_plugins;
 pub use last_contact::LastContact;
+pub use look_up::{service_named, service_with_cluster_ip};
 pub use resources::WatchedResource;
 pub use selectors::{FieldSelector, Selectors};
 pub use source::{Subscriber, follow_resource};

@@ -47,6 +47,9 @@ pub trait Subscriber<K>: Send {
     /// Takes the token of the view that a list or watch shows, once the server has accepted it; `None`: everything.
     fn see_view(&mut self, _token: Option<&str>) {}
 
+    /// Takes the message of a failure, before the pause after it.
+    fn see_failure(&mut self, _message: &str) {}
+
     /// Whether the next watch shows the last version again: the change, or a bookmark. It costs less than a list.
     fn repeats_last_version(&self) -> bool {
         false
@@ -225,7 +228,10 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         match log {
             Log::Debug(message) => tracing::debug!("{message}"),
             Log::Info(message) => tracing::info!("{message}"),
-            Log::Warn(message) => tracing::warn!("{message}"),
+            Log::Warn(message) => {
+                tracing::warn!(name: "source_failed", "{message}");
+                self.subscriber.see_failure(&message);
+            }
         }
     }
 

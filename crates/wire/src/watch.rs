@@ -138,6 +138,10 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
         };
     }
 
+    fn see_failure(&mut self, message: &str) {
+        self.last_contact.record_failure(K::RESOURCE, message);
+    }
+
     async fn publish(&mut self, event: WatchEvent<K>) {
         match event {
             // A list that was accepted after the comparison was asked for is one.

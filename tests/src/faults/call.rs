@@ -128,7 +128,8 @@ pub(super) fn describe(
             }
             (format!("fcntl {} {second}", short(&descriptor(first)?.to_string_lossy(), directory)), &[ENOLCK, EINTR])
         }
-        libc::SYS_setns => ("setns".to_owned(), &[EPERM, ENOMEM]),
+        // A missing permission (EPERM) is one for good: such a namespace is counted and left alone.
+        libc::SYS_setns => ("setns".to_owned(), &[ENOMEM]),
         libc::SYS_socket if first as i32 == libc::AF_NETLINK => {
             (format!("socket netlink {third}"), &[EPERM, EMFILE, ENOBUFS, EAFNOSUPPORT])
         }

@@ -86,7 +86,7 @@ impl<'s> Cluster<'s> {
         let servers = [
             echo::tcp(sandbox, (pods[3], world::TCP + 2), ECHO_NAME),
             echo::tcp(sandbox, (STRANGER, relay_address.port()), "no API server"),
-            refuse_over_tls(sandbox, (BROKEN, relay_address.port()).into(), 500, control_plane.serving_files()),
+            refuse_over_tls(sandbox, (BROKEN, relay_address.port()).into(), (500, ""), control_plane.serving_files()),
         ];
         let http = |name, service: usize, pod, port| {
             let service = Service::new(name).cluster_ips([cluster_ip(service).v4]).tcp("http", world::PORT, port);

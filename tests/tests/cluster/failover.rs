@@ -122,7 +122,7 @@ fn another_api_server_goes_on_where_one_was_killed() {
         let second = servers.relays[1].address();
         agent.wait_log(&format!("INFO connected to another API server, at https://{second}"), PATIENCE);
         let (state, detail) = source();
-        assert_eq!(state, "limited", "{detail}");
+        assert_eq!(state, "degraded", "{detail}");
         assert!(detail.starts_with(&format!("follows https://{second}/ (its 2nd choice), ")), "{detail}");
         servers.use_second();
         servers.cluster.apply_service("new", "10.96.0.11", &["10.244.0.2"]);

@@ -19,6 +19,7 @@ mod rows;
 
 mod access;
 mod changes;
+mod check;
 mod cleanup;
 mod credentials;
 mod failover;

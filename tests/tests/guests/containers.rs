@@ -289,8 +289,12 @@ fn the_sidecar_serves_other_containers_or_reports_that_it_cannot() {
         for from in ["outside", "inside"] {
             assert_eq!(answer(name, from).as_deref(), Some("pod-1"), "{name}, {from}: {console}");
         }
-        assert_eq!(answer(name, "cgroup2").unwrap(), format!("ok      cgroup2               {place}"), "{console}");
-        assert_eq!(answer(name, "attached").unwrap(), format!("ok      attached              to {place}"), "{console}");
+        assert_eq!(answer(name, "cgroup2").unwrap(), format!("ok        cgroup2               {place}"), "{console}");
+        assert_eq!(
+            answer(name, "attached").unwrap(),
+            format!("ok        attached              to {place}"),
+            "{console}"
+        );
         assert_eq!(answer(name, "warnings").as_deref(), Some(""), "{console}");
     }
 
@@ -302,8 +306,8 @@ fn the_sidecar_serves_other_containers_or_reports_that_it_cannot() {
         assert_ne!(answer(name, "outside").as_deref(), Some("pod-1"), "{console}");
         for (what, words) in [
             ("probe", "cproxy: ready, attached to"),
-            ("cgroup2", "limited cgroup2              "),
-            ("attached", "limited attached              to"),
+            ("cgroup2", "degraded  cgroup2              "),
+            ("attached", "degraded  attached              to"),
             ("warnings", "WARN attached to"),
         ] {
             let line = format!("{words} {CGROUP}, NOT the cgroup root, ");

@@ -5,7 +5,7 @@ use cproxy_tests::{
     outside::{API_SERVER, Outside, nameserver_objects, pod},
     sandbox::Sandbox,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::common::{PATIENCE, report, values_of};
 
@@ -18,6 +18,10 @@ echo "jit: $(cat /proc/sys/net/core/bpf_jit_enable 2>/dev/null || echo 0)"
 [ -e /sys/kernel/btf/vmlinux ] && echo "btf: yes" || echo "btf: no"
 echo "get: $(cproxy get services -o json | tr -d '\n')"
 echo "check: $(cproxy check -o json | tr -d '\n')"
+cproxy trace default/web --verdict translated --count 1 -o json > /run/traced &
+until [ -s /run/traced ]; do wget -qO- http://web.default.svc > /run/answer; done
+wait
+echo "trace: $(cat /run/traced)"
 "#;
 
 #[test]
@@ -36,6 +40,8 @@ fn the_workload_finds_services_by_name_from_its_first_moment() {
     let services: Value = serde_json::from_str(values_of(&console, "get: ")[0]).unwrap();
     let names: Vec<_> = services.as_array().unwrap().iter().map(|row| row["service"].as_str().unwrap()).collect();
     assert_eq!(names, ["default/kubernetes", "kube-system/kube-dns", "kube-system/kube-dns", "default/web"]);
+    let traced: Value = serde_json::from_str(values_of(&console, "trace: ")[0]).unwrap();
+    assert_eq!((&traced["service"], &traced["command"]), (&json!("default/web"), &json!("wget")), "{traced}");
     report_kernel(&console);
 }
 
@@ -59,6 +65,23 @@ fn report_kernel(console: &str) {
     report("5 verified instructions of the largest program", &verified.max().unwrap_or_default().to_string());
     report("6 agent against an API server outside, named in DNS", "ready, then the workload");
     report("7 by ClusterIP, from the workload's start", "DNS over UDP and HTTP answered");
+    report("8 calls in `cproxy trace`", "translated, with process and Service");
+}
+
+#[test]
+fn a_guest_where_cproxy_is_disabled_is_as_one_without() {
+    let sandbox = Sandbox::for_test();
+    let outside = Outside::start(&sandbox);
+    let workload = "sleep 2\n[ -e /run/cproxy ] || echo \"workload: no run directory\"\n\
+                    [ -n \"$(ls /sys/fs/bpf)\" ] || echo \"workload: no pins\"\n\
+                    pidof cproxy || echo \"workload: no process\"\ncproxy check | head -1\n";
+    let image = outside.guest().parameter(API_SERVER).parameter("cproxy.enabled=false");
+    let console = pod(image, workload).start().wait_end(PATIENCE);
+    let reason = "cproxy is disabled on this machine (enabled = false, kernel parameter cproxy.enabled)";
+    assert_eq!(values_of(&console, "workload: "), ["no run directory", "no pins", "no process"], "{console}");
+    assert!(console.contains(&format!("cproxy: {reason}; not waiting")), "{console}");
+    assert_eq!(console.matches(&format!("INFO {reason}")).count(), 1, "it is not started again: {console}");
+    assert!(console.contains("degraded  enabled"), "{console}");
 }
 
 #[test]

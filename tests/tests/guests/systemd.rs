@@ -106,6 +106,19 @@ fn a_container_runtime_starts_when_services_work() {
 }
 
 #[test]
+fn a_disabled_cproxy_is_inactive_and_a_container_runtime_starts() {
+    let sandbox = Sandbox::for_test();
+    let image = guest(&sandbox, "multi-user.target").parameter("cproxy.enabled=false");
+    let console = console_of_runtime(image, "#!/bin/sh\nsleep 3\n");
+    assert_eq!(values_of(&console, "cproxy: ").last(), Some(&"inactive"), "{console}");
+    for unit in ["cproxy-wait", "containerd", "multi-user.target"] {
+        assert_eq!(values_of(&console, &format!("{unit}: ")).last(), Some(&"active"), "{unit}: {console}");
+    }
+    let starts = console.lines().filter(|line| line.contains("INFO") && line.contains("cproxy is disabled"));
+    assert_eq!(starts.count(), 1, "it is not started again: {console}");
+}
+
+#[test]
 fn the_policy_decides_about_a_container_runtime_without_services() {
     let sandbox = Sandbox::for_test();
     sandbox.add_address(SILENT.split(':').next().unwrap());

@@ -1,7 +1,13 @@
 //! A guest without a network, whose agent reaches the API server through a vsock device: by a proxy on the host, which
 //! has credentials, by cproxy-relay, or by a forwarder.
 
-use std::{os::unix::net::UnixListener, path::Path, process::Command, thread};
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    process::Command,
+    thread,
+};
 
 use cproxy_tests::{
     control_plane::{self, ControlPlane, NODE},
@@ -35,6 +41,10 @@ cproxy wait --timeout 120s --for default/second && echo "workload: second is $(w
 
 /// Workload that ends at once.
 const IDLE: &str = "#!/bin/sh\necho 'workload: the table is complete'\n";
+
+/// Workload that ends once the host has looked.
+const WAITING: &str =
+    "#!/bin/sh\necho 'workload: the table is complete'\ncproxy wait --timeout 120s --for default/end\n";
 
 /// A guest with neither a network card nor credentials.
 fn guest<'s>(sandbox: &'s Sandbox, workload: &str) -> GuestImage<'s> {
@@ -95,6 +105,41 @@ fn an_agent_without_a_network_follows_the_api_server_through_vsock() {
     let relay = RelayServer::new(&sandbox).kubeconfig(control_plane.kubeconfig_for("admin"));
     let _relay = relay.listen(format!("unix://{socket}")).without_authentication().start();
     guest.wait_line("workload: second is the pod in the guest", PATIENCE);
+    let console = guest.wait_end(PATIENCE);
+    assert!(console.contains("init: ending with 0"), "{console}");
+}
+
+/// Gets a path from a port of the guest.
+fn get_from_guest(entrance: &Path, port: u32, path: &str) -> io::Result<String> {
+    let mut stream = UnixStream::connect(entrance)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
+    let mut answer = BufReader::new(stream.try_clone()?);
+    let mut response = String::new();
+    answer.read_line(&mut response)?;
+    assert!(response.starts_with("OK "), "{response:?}");
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: guest\r\n\r\n").as_bytes())?;
+    response.clear();
+    answer.read_to_string(&mut response)?;
+    let (head, body) = response.split_once("\r\n\r\n").ok_or(io::ErrorKind::UnexpectedEof)?;
+    if head.starts_with("HTTP/1.1 200 ") { Ok(body.to_owned()) } else { Err(io::Error::other(head.to_owned())) }
+}
+
+#[test]
+fn the_host_reads_metrics_and_health_checks_through_vsock() {
+    let sandbox = Sandbox::for_test();
+    let control_plane = ControlPlane::start(&sandbox);
+    let image = guest(&sandbox, WAITING).with_vsock();
+    let image = image.parameter("cproxy.metrics-bind-address=vsock://4294967295:10249");
+    let image = image.parameter("cproxy.healthz-bind-address=vsock://4294967295:10256");
+    let _proxy = proxy(&sandbox, &control_plane, &image.vsock_socket(PORT).display().to_string());
+    let entrance = image.vsock_entrance();
+    let mut guest = image.start();
+    guest.wait_line("workload: the table is complete", PATIENCE);
+    assert_eq!(get_from_guest(&entrance, 10256, "/readyz").unwrap(), "ok");
+    let metrics = get_from_guest(&entrance, 10249, "/metrics").unwrap();
+    assert!(metrics.contains("\ncproxy_ready 1\n"), "{metrics}");
+    control_plane.apply(http_service("end", "10.96.0.30", [POD]));
     let console = guest.wait_end(PATIENCE);
     assert!(console.contains("init: ending with 0"), "{console}");
 }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::services;
-use crate::{paths, run};
+use crate::{architecture::Architecture, paths, run};
 
 /// A command and the Debian packages that bring it.
 type Provided = (&'static str, &'static [&'static str]);
@@ -35,13 +35,15 @@ static COMMANDS: [Provided; 15] = [
 /// Commands of kube-proxy, which tests and benchmarks run beside the agent.
 static CLUSTER: [Provided; 2] = [("iptables", &["iptables"]), ("nft", &["nftables"])];
 
-/// Programs that tests run through ClusterIPs.
-static PROGRAMS: [Provided; 6] = [
+/// Programs that tests run through ClusterIPs, and those that read metrics.
+static PROGRAMS: [Provided; 8] = [
     ("busybox", &["busybox-static"]),
     ("dig", &["bind9-dnsutils"]),
     ("javac", &["default-jdk-headless"]),
     ("musl-gcc", &["musl-tools"]),
     ("node", &["nodejs"]),
+    ("prometheus", &["prometheus"]),
+    ("promtool", &["prometheus"]),
     ("redis-cli", &["redis-tools"]),
 ];
 
@@ -59,8 +61,8 @@ static BENCHES: [Provided; 10] = [
     ("wrk", &["wrk"]),
 ];
 
-/// Commands of [`BENCHES`] whose packages have a service of the same name.
-const SERVICES: [&str; 2] = ["nginx", "redis-server"];
+/// Commands whose packages have a service of the same name.
+const SERVICES: [&str; 3] = ["nginx", "prometheus", "redis-server"];
 
 /// Programs that are put into images.
 static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
@@ -98,13 +100,19 @@ pub(crate) fn ensure_cluster() -> Result<()> {
 
 /// Installs the packages of the programs that are missing.
 pub(crate) fn ensure_programs() -> Result<()> {
-    ensure("programs", &PROGRAMS)
+    ensure_without_services("programs", &PROGRAMS)
 }
 
-/// Installs the packages of the programs that benchmarks run and that are missing, without their services.
+/// Installs the packages of the programs that benchmarks run and that are missing.
 pub(crate) fn ensure_benches() -> Result<()> {
-    let new: Vec<&str> = SERVICES.into_iter().filter(|command| paths::program(command).is_none()).collect();
-    let ensure = || ensure("benches", &BENCHES);
+    ensure_without_services("benches", &BENCHES)
+}
+
+/// Installs missing packages, and starts none of their services.
+fn ensure_without_services(what: &str, commands: &[Provided]) -> Result<()> {
+    let is_new = |command: &str| SERVICES.contains(&command) && paths::program(command).is_none();
+    let new: Vec<&str> = commands.iter().map(|(command, _)| *command).filter(|command| is_new(command)).collect();
+    let ensure = || ensure(what, commands);
     // Elsewhere it fails with what to install.
     let can_install = is_debian() && run::is_root();
     if new.is_empty() || !can_install { ensure() } else { services::without_starting(&new, ensure) }
@@ -123,6 +131,16 @@ pub(crate) fn ensure_image_tests() -> Result<()> {
 /// Installs the packages that guests need and that are missing.
 pub(crate) fn ensure_guests() -> Result<()> {
     ensure("guests", &GUESTS)
+}
+
+/// Installs the emulator of an architecture, if it is missing.
+pub(crate) fn ensure_emulator(target: Architecture) -> Result<()> {
+    ensure("emulator", &[target.emulator()])
+}
+
+/// Installs a cross compiler, if it is missing.
+pub(crate) fn ensure_cross(target: Architecture) -> Result<()> {
+    ensure("cross compiler", &[target.cross_compiler()])
 }
 
 /// Installs the packages that building kernels needs and that are missing.

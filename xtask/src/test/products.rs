@@ -10,9 +10,10 @@ use anyhow::{Result, anyhow};
 
 use crate::{
     binary::{AGENT, Binary, Program, RELAY},
-    control_plane::{self, Release},
     fuzz::Fuzzer,
-    older, run, sizes, vm,
+    older,
+    releases::{KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS, Release},
+    run, sizes, vm,
 };
 
 /// A product, or why there is none.
@@ -29,6 +30,8 @@ pub(super) struct Wanted {
     pub(super) control_plane: Option<Built<()>>,
     /// That of the oldest release that is supported.
     pub(super) is_with_oldest: bool,
+    /// The latest promtool.
+    pub(super) is_with_promtool: bool,
     /// Images and kernels of guests, or why guests cannot run here.
     pub(super) guests: Option<Built<()>>,
     pub(super) is_with_fuzzer: bool,
@@ -46,6 +49,7 @@ struct Finished {
     relay_size: Option<Built<()>>,
     control_plane: Option<Built<PathBuf>>,
     oldest: Option<Built<PathBuf>>,
+    promtool: Option<Built<PathBuf>>,
     guests: Option<Built<(vm::GuestFiles, PathBuf)>>,
     fuzzer: Option<Built<Fuzzer>>,
     older: Option<Built<String>>,
@@ -95,6 +99,11 @@ impl Products {
     /// The same of the oldest release.
     pub(super) fn oldest(&mut self) -> Result<&PathBuf> {
         self.wait_for(|finished| finished.oldest.as_ref())
+    }
+
+    /// The directory of the latest promtool.
+    pub(super) fn promtool(&mut self) -> Result<&PathBuf> {
+        self.wait_for(|finished| finished.promtool.as_ref())
     }
 
     /// Files that guests are started with, and their kernel.
@@ -151,7 +160,7 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
     }
     let release = |release: &Release| into_built(release.ensure());
     if let Some(can_run) = &wanted.control_plane {
-        let built = can_run.clone().and_then(|()| release(&control_plane::CURRENT));
+        let built = can_run.clone().and_then(|()| release(&KUBERNETES));
         send(Box::new(|finished| finished.control_plane = Some(built)));
     }
     let (relay, size) = build_program(&RELAY);
@@ -165,8 +174,12 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
         send(Box::new(|finished| finished.fuzzer = Some(built)));
     }
     if wanted.is_with_oldest {
-        let built = wanted.control_plane.unwrap_or(Ok(())).and_then(|()| release(&control_plane::OLDEST));
+        let built = wanted.control_plane.unwrap_or(Ok(())).and_then(|()| release(&OLDEST_KUBERNETES));
         send(Box::new(|finished| finished.oldest = Some(built)));
+    }
+    if wanted.is_with_promtool {
+        let built = release(&PROMETHEUS);
+        send(Box::new(|finished| finished.promtool = Some(built)));
     }
 }
 

@@ -52,7 +52,7 @@ struct Arguments {
     /// alone, 10000x25
     #[arg(long = "shape", value_name = "SERVICESxENDPOINTS")]
     shapes: Vec<Shape>,
-    /// Peer to measure; may be repeated; default: all
+    /// Peer to measure; may be repeated; default: cproxy, iptables and nftables
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
     /// Number of starts of each peer
@@ -80,7 +80,7 @@ struct Column {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     check_output(arguments.output.as_deref())?;
-    let peers = if arguments.peers.is_empty() { &Peer::ALL } else { arguments.peers.as_slice() };
+    let peers = if arguments.peers.is_empty() { &Peer::USUAL } else { arguments.peers.as_slice() };
     let mut shapes = arguments.shapes.iter().map(|&shape| (shape, peers)).collect::<Vec<_>>();
     if shapes.is_empty() {
         shapes.extend(USUAL.map(|shape| (shape, peers)));

@@ -79,9 +79,9 @@ pub(crate) fn measure(place: &Place<'_>, peer: Peer, plan: &Plan) -> Result<Foun
     }
     let (running, to_ready) = peer.start(place, made)?;
     starts.push(Start::of(&running, to_ready, plan.rest)?);
-    let maps = if peer == Peer::Cproxy { pinned::maps(place.sandbox) } else { Vec::new() };
+    let maps = if peer.is_cproxy() { pinned::maps(place.sandbox) } else { Vec::new() };
     let (changes, cpu_per_change) = single_changes(place, &running, plan, &mut made)?;
-    let quiet = quiet(&running, plan.quiet);
+    let quiet = quiet(&running, plan.quiet)?;
     let bursts = (0..plan.bursts).map(|_| burst(place, &running, plan, &mut made)).collect::<Result<_>>()?;
     place.writer.replace([subject::slice(0)]);
     let bytes_on_disk = peer.bytes_on_disk(place)?;
@@ -91,6 +91,7 @@ pub(crate) fn measure(place: &Place<'_>, peer: Peer, plan: &Plan) -> Result<Foun
 impl Start {
     fn of(running: &Running<'_>, to_ready: Duration, rest: Duration) -> Result<Self> {
         let cpu = cpu_at_rest(running, rest)?;
+        running.scrape()?;
         Ok(Self { to_ready, cpu, memory: Memory::of(running.pid()) })
     }
 }
@@ -125,16 +126,16 @@ fn one_change(place: &Place<'_>, running: &Running<'_>, made: &mut usize) -> Res
     Ok(seen.wait().with_context(|| format!("change {made}"))?.saturating_duration_since(sent))
 }
 
-fn quiet(running: &Running<'_>, interval: Duration) -> Quiet {
+fn quiet(running: &Running<'_>, interval: Duration) -> Result<Quiet> {
     let now = || (Sleeps::of(running.pid()), cpu_time(running.pid()));
     let (sleeps_before, cpu_before) = now();
-    thread::sleep(interval);
+    running.pass(interval)?;
     let (sleeps_after, cpu_after) = now();
     let part_of_minute = interval.as_secs_f64() / 60.0;
-    Quiet {
+    Ok(Quiet {
         sleeps: sleeps_after.since(&sleeps_before) as f64 / part_of_minute,
         cpu: (cpu_after - cpu_before).div_f64(part_of_minute),
-    }
+    })
 }
 
 /// Makes a burst of changes. The last one is to the Service that is probed: a watch reports changes in order, so a peer

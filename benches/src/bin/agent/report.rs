@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use clap::ValueEnum as _;
 use cproxy_benches::{
     plot::{Axis, Chart, Point, Series},
     report::{Figure, Report, Table},
@@ -138,7 +139,11 @@ fn series(columns: &[Column], figure: &Figure<Found>) -> Vec<Series> {
         });
         Series { name: format!("{peer}, {endpoints} endpoints each"), points: points.collect() }
     };
-    Peer::ALL.into_iter().flat_map(|peer| endpoints.iter().map(move |&endpoints| line(peer, endpoints))).collect()
+    Peer::value_variants()
+        .iter()
+        .copied()
+        .flat_map(|peer| endpoints.iter().map(move |&endpoints| line(peer, endpoints)))
+        .collect()
 }
 
 fn notes(columns: &[Column], plan: &Plan) -> Vec<String> {

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cases::{CALLS, Case, Meter, SUITES, Subject, Suite, TO_SERVICE},
-    place::{Attached, HOOKS, Peers, Place, Programs},
+    place::{Attached, HOOKS, Observation, Peers, Place, Programs},
 };
 
 /// Rounds of `--quick`.
@@ -50,6 +50,12 @@ struct Arguments {
     /// Number of other Services, with ten endpoints each
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(..=5_000))]
     services: u16,
+    /// Measures the tracing set of the programs with counters by Service, as of `run --service-counters`
+    #[arg(long)]
+    service_counters: bool,
+    /// Measures the tracing set while `cproxy trace` reads each call
+    #[arg(long, conflicts_with = "service_counters")]
+    trace: bool,
     /// Only this hook, such as connect4; may be repeated
     #[arg(long = "hook", value_name = "HOOK", value_parser = HOOKS.map(|hook| hook.name))]
     hooks: Vec<String>,
@@ -86,7 +92,8 @@ fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     check_output(arguments.output.as_deref())?;
     // Fields drop from right to left: nothing is attached any more when the sandbox goes.
-    let Place { sandbox: _sandbox, peers, mut programs } = Place::prepare(arguments.services)?;
+    let Place { sandbox: _sandbox, peers, tracer: _tracer, mut programs } =
+        Place::prepare(arguments.services, arguments.observation())?;
     let mut columns = columns(&arguments, &peers);
     require(&programs, &columns)?;
     let rounds = if arguments.quick { QUICK_ROUNDS } else { arguments.rounds as usize };
@@ -114,6 +121,16 @@ fn main() -> Result<ExitCode> {
     report.finish(arguments.quick, arguments.output.as_deref())?;
     let is_met = verdicts.iter().all(Verdict::is_met);
     Ok(if is_met || !arguments.strict { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Arguments {
+    fn observation(&self) -> Observation {
+        match self {
+            Self { trace: true, .. } => Observation::Trace,
+            Self { service_counters: true, .. } => Observation::Counters,
+            _ => Observation::None,
+        }
+    }
 }
 
 /// Requested columns.
@@ -282,7 +299,7 @@ impl Row {
 }
 
 fn notes(arguments: &Arguments, rounds: usize, others: usize) -> Vec<String> {
-    let Arguments { services, .. } = arguments;
+    let services = arguments.services;
     let mut notes = vec![
         format!(
             "Times are medians of {rounds} rounds with {CALLS} calls of each kind; brackets hold the 95 % interval. \
@@ -293,6 +310,7 @@ fn notes(arguments: &Arguments, rounds: usize, others: usize) -> Vec<String> {
          an empty program on the same hook, both as timed by the kernel's BPF statistics."
             .to_owned(),
     ];
+    notes.extend(arguments.observation().note().map(str::to_owned));
     if others > 0 {
         notes.push(format!(
             "{others} foreign programs were attached to these hooks: `nothing attached` is not quite true, and the \

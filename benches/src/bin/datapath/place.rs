@@ -7,6 +7,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     os::fd::AsFd as _,
     path::PathBuf,
+    process::Command,
     time::Duration,
 };
 
@@ -15,8 +16,8 @@ use cproxy_benches::bpf::{AttachType, Link, Program};
 use cproxy_ebpf::LAYOUT_VERSION;
 use cproxy_tests::{
     manifest::{self, Service, Slice},
-    process::Agent,
-    sandbox::Sandbox,
+    process::{Agent, Daemon, cproxy_binary},
+    sandbox::{Placement, Sandbox},
 };
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, socket_with,
@@ -245,9 +246,8 @@ pub(crate) struct Programs {
 impl Programs {
     /// Detaches the agent's programs from its pinned links and keeps them.
     fn detach(sandbox: &Sandbox) -> Result<Self> {
-        let pins = sandbox.pin_dir().join(format!("v{LAYOUT_VERSION}"));
         let pair = |hook: &'static Hook| {
-            let pin: PathBuf = pins.join(hook.name);
+            let pin = pin(sandbox, hook);
             let empty = Program::empty(hook.attach_type);
             let cproxy = match Program::detach_from(&pin) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -302,13 +302,39 @@ impl Programs {
 pub(crate) struct Place {
     pub(crate) sandbox: Sandbox,
     pub(crate) peers: [Peers; 2],
+    /// Reader of all events, with [`Observation::Trace`].
+    pub(crate) tracer: Option<Daemon>,
     pub(crate) programs: Programs,
 }
 
+/// Observation of calls by cproxy's programs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Observation {
+    /// The plain set.
+    None,
+    /// The tracing set, which counts by Service.
+    Counters,
+    /// The tracing set, whose events `cproxy trace` prints.
+    Trace,
+}
+
+impl Observation {
+    /// Remark for the report.
+    pub(crate) fn note(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Counters => {
+                Some("cproxy's programs are the tracing set, which counts by Service (`run --service-counters`).")
+            }
+            Self::Trace => Some("cproxy's programs are the tracing set, which reports each call to `cproxy trace`."),
+        }
+    }
+}
+
 impl Place {
-    /// Lets an agent write the table with `services` other Services and load the programs. Then the agent ends, so that
-    /// only the kernel's work is measured.
-    pub(crate) fn prepare(services: u16) -> Result<Self> {
+    /// Lets an agent write the table with `services` other Services and load the programs. Then the agent ends, so
+    /// that only the kernel's work is measured, and that of the tracer, if there is one.
+    pub(crate) fn prepare(services: u16, observation: Observation) -> Result<Self> {
         let sandbox = Sandbox::new(PREFIX);
         for family in FAMILIES {
             sandbox.add_addresses(family.pods().chain([family.client(), family.stray()]));
@@ -316,12 +342,40 @@ impl Place {
         let peers = FAMILIES.map(Peers::start);
         let [v4, v6] = peers.map(|peers| peers.context("starting the servers"));
         manifest::write(&sandbox.manifest_dir(), "services.json", objects(services));
-        let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+        let counters = if observation == Observation::Counters { "on" } else { "off" };
+        let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir());
+        let mut agent = agent.args(["--service-counters", counters]).start();
         agent.wait_ready(TIMEOUT);
+        let tracer = (observation == Observation::Trace).then(|| start_tracer(&sandbox));
         agent.stop();
         let programs = Programs::detach(&sandbox)?;
-        Ok(Self { sandbox, peers: [v4?, v6?], programs })
+        Ok(Self { sandbox, peers: [v4?, v6?], tracer, programs })
     }
+}
+
+/// Starts `cproxy trace` for the verdicts that it shows unasked, and waits until its programs are behind all links.
+fn start_tracer(sandbox: &Sandbox) -> Daemon {
+    let before = linked_programs(sandbox);
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" trace > /dev/null"]).arg(cproxy_binary());
+    command.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
+    let mut tracer = Daemon::spawn(sandbox, "trace", Placement::Unhooked, command);
+    tracer.wait_until(TIMEOUT, "the tracer's programs are behind all links", |_| {
+        let now = linked_programs(sandbox);
+        let is_switched = before.iter().zip(&now).all(|(before, now)| now.is_none() || before != now);
+        if is_switched { Ok(()) } else { Err(format!("{before:?} {now:?}")) }
+    });
+    tracer
+}
+
+/// Id of the program behind each pinned link.
+fn linked_programs(sandbox: &Sandbox) -> [Option<u32>; HOOKS.len()] {
+    HOOKS.each_ref().map(|hook| Link::open(&pin(sandbox, hook)).and_then(|link| link.program_id()).ok())
+}
+
+/// Pin of a hook's link.
+fn pin(sandbox: &Sandbox, hook: &Hook) -> PathBuf {
+    sandbox.pin_dir().join(format!("v{LAYOUT_VERSION}")).join(hook.name)
 }
 
 fn objects(others: u16) -> Vec<Value> {

@@ -24,8 +24,6 @@ use crate::{Identity, PeerAddress, Source, review::short};
 const FILE_BYTES_MAX: usize = 4 << 20;
 /// Most Services that every client sees.
 const SERVICES_MAX: usize = 64;
-/// Maximum number of parts that aliases may repeat: a few lines can repeat each other a billion times.
-const REPEATED_MAX: usize = 100_000;
 
 const NO_VIEW: &str =
     "there is no view, so every client would be refused; add one to `views`, or write `default: everything`";
@@ -137,7 +135,7 @@ fn from_yaml(text: &str) -> Result<File, String> {
             error.into_inner()
         })
     };
-    let file = serde_saphyr::with_deserializer_from_str_with_options(text, yaml_options(), read);
+    let file = serde_saphyr::with_deserializer_from_str_with_options(text, cproxy_yaml::options(), read);
     file.map_err(|error| message(&error, &path))
 }
 
@@ -162,16 +160,6 @@ struct PlaceFirst;
 impl serde_saphyr::localizer::Localizer for PlaceFirst {
     fn attach_location<'a>(&self, base: Cow<'a, str>, _: serde_saphyr::Location) -> Cow<'a, str> {
         base
-    }
-}
-
-fn yaml_options() -> serde_saphyr::Options {
-    serde_saphyr::options! {
-        // Names may be n or yes.
-        strict_booleans: true,
-        with_snippet: false,
-        budget: serde_saphyr::budget! { max_recorded_anchor_events: REPEATED_MAX },
-        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
     }
 }
 

@@ -110,6 +110,7 @@ impl TablePlanner {
         // The id may still have the affinity of another set.
         batch.ops.extend([Op::SetAffinity { set: id, affinity }, set.publication()]);
         self.sets.insert(key.clone(), set);
+        self.record_change(&key.service, None, content.members.eligible as u32);
         Ok(())
     }
 
@@ -143,13 +144,14 @@ impl TablePlanner {
             let message = "it has no usable endpoints, and nothing works without the API server";
             return Err(PublicationError { message: message.to_owned(), shortage: None });
         }
-        let before = set.members.unpack();
+        let (before, eligible) = (set.members.unpack(), members.eligible);
         let retired: Vec<_> = before.backends.iter().filter(|backend| !members.has(backend)).copied().collect();
         let by = Requester { is_protected: is_protected(&key.service), returned: set.extent.count };
         let (members, extent) = self.write(members.clone(), by, batch)?;
         batch.raises_epoch |= !retired.is_empty();
         self.retired.add(key.protocol, retired);
         batch.ops.extend(self.sets.switch(key, members, extent));
+        self.record_change(&key.service, Some(before.eligible as u32), eligible as u32);
         self.starved.free(Shortage::Backends);
         Ok(())
     }

@@ -3,12 +3,13 @@
 //! A link says which program it runs and on which cgroup it is. Others with the same rights can detach a link, put
 //! another program behind it or remove its pin, and a cgroup that is removed takes its links with it.
 
-use std::{fmt, fs, io, os::fd::AsFd, path::Path};
+use std::{fmt, io, os::fd::AsFd, path::Path};
 
 use super::{
     PinDir, Program,
     cgroups::cgroup_id,
-    syscalls::{effective_programs, link_cgroup, obj_get, obj_get_if_any, program_name},
+    syscalls::{link_cgroup, obj_get, obj_get_if_any},
+    tracing::{self, is_tracing, replaced_program},
 };
 
 /// Programs as they were attached.
@@ -65,7 +66,7 @@ impl Attachments {
         let cgroup_id = cgroup_id(cgroup)?;
         let mut program_ids = [0; Program::ALL.len()];
         for (id, program) in program_ids.iter_mut().zip(Program::ALL) {
-            *id = link_cgroup(obj_get(&pins.object(program.link), 0)?.as_fd())?.program_id;
+            *id = own_program(pins, program)?;
         }
         Ok(Self { pins: pins.clone(), cgroup_id, program_ids })
     }
@@ -84,6 +85,12 @@ impl Attachments {
         programs.filter_map(difference).collect()
     }
 
+    /// Removes the pins of a tracer that was killed, if there are any. Call it when there is no difference.
+    pub fn remove_trace_leftover(&self) {
+        // It costs memory alone; the next look tries again.
+        tracing::remove_leftover(&self.pins).ok();
+    }
+
     fn state(&self, program: Program, program_id: u32) -> Option<LinkState> {
         let link = match obj_get_if_any(&self.pins.object(program.link)) {
             Ok(Some(link)) => link,
@@ -93,30 +100,26 @@ impl Attachments {
         match link_cgroup(link.as_fd()) {
             Ok(link) if link.cgroup_id == 0 => Some(LinkState::Detached),
             Ok(link) if link.cgroup_id != self.cgroup_id => Some(LinkState::Elsewhere(link.cgroup_id)),
-            Ok(link) if link.program_id != program_id => Some(LinkState::Replaced(link.program_id)),
-            Ok(_) => None,
+            Ok(link) if link.program_id == program_id => None,
+            // The tracer puts the program back.
+            Ok(link) if is_tracing(&self.pins, program, link.program_id) => None,
+            Ok(link) => Some(LinkState::Replaced(link.program_id)),
             Err(error) => Some(LinkState::Unreadable(error.to_string())),
         }
     }
 }
 
-/// Programs of others that run for processes in `cgroup` at the hooks of ours, each with the links of ours beside which
-/// it runs. Their verdicts count as well: one that denies a call denies it for all.
-#[must_use]
-pub fn other_programs(pins: &PinDir, cgroup: &Path) -> Vec<String> {
-    let Ok(dir) = fs::File::open(cgroup) else { return Vec::new() };
-    let mut others = Vec::<(u32, Vec<&str>)>::new();
-    for program in Program::ALL {
-        let link = obj_get(&pins.object(program.link), 0).and_then(|link| link_cgroup(link.as_fd()));
-        let Ok(link) = link else { continue };
-        let attached = effective_programs(dir.as_fd(), link.attach_type).unwrap_or_default();
-        for id in attached.into_iter().filter(|id| *id != link.program_id) {
-            match others.iter_mut().find(|(other, _)| *other == id) {
-                Some((_, links)) => links.push(program.link),
-                None => others.push((id, vec![program.link])),
-            }
+/// Id of the program that the agent has attached: that behind the link, or the one that a tracer has replaced.
+fn own_program(pins: &PinDir, program: Program) -> io::Result<u32> {
+    let link = obj_get(&pins.object(program.link), 0)?;
+    loop {
+        let id = link_cgroup(link.as_fd())?.program_id;
+        if let Some(replaced) = replaced_program(pins, program, id) {
+            return Ok(replaced);
+        }
+        // A tracer that ends puts the agent's program back before it removes the pin of its own.
+        if link_cgroup(link.as_fd())?.program_id == id {
+            return Ok(id);
         }
     }
-    let name = |id| program_name(id).map(|name| format!(" ({name})")).unwrap_or_default();
-    others.into_iter().map(|(id, links)| format!("program {id}{} at {}", name(id), links.join(", "))).collect()
 }

@@ -1,6 +1,8 @@
 //! Counters of the programs.
 
-use aya::maps::{Array, HashMap, Map, MapError, PerCpuArray};
+use std::os::fd::AsFd as _;
+
+use aya::maps::{HashMap, Map, MapError, PerCpuArray};
 use cproxy_ebpf::{
     AFFINITY_MAX, AffinityKey, Counter, FlowKey, FlowValue, TCP_PLACE_FREE, TCP_PLACES, TCP_WITHOUT_PLACE,
     UDP_FLOWS_MAX,
@@ -9,6 +11,7 @@ use cproxy_ebpf::{
 use super::{
     PinDir, TableError,
     open::{Access, open_map},
+    syscalls::array_elements,
 };
 
 /// Their names in the JSON contract.
@@ -54,17 +57,16 @@ pub fn read_counters(pins: &PinDir) -> Result<Vec<(&'static str, u64)>, TableErr
         ("udp_flows_max", UDP_FLOWS_MAX.into()),
         ("udp_flows_evicted", remaining.saturating_sub(occupied)),
     ]);
-    let (map, failed) = open("TCP_OWNERS")?;
-    let owners = Array::<_, u64>::try_from(Map::Array(map)).map_err(failed)?;
-    let owner = |place| owners.get(&place, 0).map_err(|error| TableError::Read("TCP_OWNERS", error));
-    let mut places = 0;
-    for place in 0..TCP_PLACES {
-        places += u64::from(owner(place)? != TCP_PLACE_FREE);
-    }
+    let (map, _) = open("TCP_OWNERS")?;
+    let owners = array_elements::<u64>(map.fd().as_fd(), 0, TCP_WITHOUT_PLACE + 1);
+    let mut owners = owners.map_err(|error| TableError::Pin(pins.object("TCP_OWNERS"), error))?;
+    // The last element is a counter.
+    let without_place = owners.pop().unwrap_or_default();
+    let places = owners.iter().filter(|owner| **owner != TCP_PLACE_FREE).count() as u64;
     counters.extend([
         ("tcp_places", places),
         ("tcp_places_max", TCP_PLACES.into()),
-        ("tcp_without_place", owner(TCP_WITHOUT_PLACE)?),
+        ("tcp_without_place", without_place),
     ]);
     Ok(counters)
 }

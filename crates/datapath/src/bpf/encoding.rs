@@ -5,11 +5,16 @@ use cproxy_ebpf::{Backend as BackendSlot, FrontendKey, PROTOCOL_ANY, PROTOCOL_TC
 
 /// The key of a frontend.
 pub(super) fn key(frontend: Frontend) -> FrontendKey {
-    let protocol = match frontend.protocol {
+    let protocol = protocol_number(frontend.protocol);
+    FrontendKey { address: frontend.address.words(), port: frontend.port.to_be(), protocol, zero: 0 }
+}
+
+/// The number of a protocol in keys.
+pub(crate) fn protocol_number(protocol: Protocol) -> u8 {
+    match protocol {
         Protocol::Tcp => PROTOCOL_TCP,
         Protocol::Udp => PROTOCOL_UDP,
-    };
-    FrontendKey { address: frontend.address.words(), port: frontend.port.to_be(), protocol, zero: 0 }
+    }
 }
 
 /// The key of an address that is known as a ClusterIP.

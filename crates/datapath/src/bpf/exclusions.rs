@@ -5,24 +5,31 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cproxy_core::ExcludedCgroup;
+use cproxy_core::{ExcludedCgroup, Exclusions};
+use cproxy_ebpf::Settings;
 use cproxy_mountinfo as mountinfo;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstatfs, statx};
 
-use super::cgroups::{CGROUP2_SUPER_MAGIC, cgroup_id, in_initial_namespace, is_root};
+use super::{
+    cgroups::{CGROUP2_SUPER_MAGIC, cgroup_id, in_initial_namespace, is_root},
+    error::TableError,
+    pins::PinDir,
+    reader::KernelReader,
+    table::TableMaps,
+};
 
-/// Why a directory is no cgroup that can be left alone.
+/// Failure to read the cgroup of a directory.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// It cannot be read.
-    #[error("--exclude-cgroup {0}: {1}")]
+    #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
     /// It is somewhere else.
-    #[error("--exclude-cgroup {0}: not a cgroup2 directory; pass a directory of a cgroup2 mount")]
+    #[error("{0}: not a cgroup2 directory; pass a directory of a cgroup2 mount")]
     NotCgroup2(PathBuf),
     /// The depth below the root cannot be read from the path.
     #[error(
-        "--exclude-cgroup {0}: the hierarchy's root cannot be seen from this cgroup namespace; pass a path below \
+        "{0}: the hierarchy's root cannot be seen from this cgroup namespace; pass a path below \
          a mount of the whole hierarchy"
     )]
     RootOutOfSight(PathBuf),
@@ -56,6 +63,32 @@ pub fn excluded_cgroup(dir: &Path) -> Result<ExcludedCgroup, CgroupError> {
     Ok(ExcludedCgroup { id: cgroup_id(&path).map_err(failed)?, level: above + depth(below) })
 }
 
+/// Exclusions that the programs follow.
+///
+/// # Errors
+/// The pinned settings cannot be read.
+pub fn read_exclusions(pins: &PinDir) -> Result<Exclusions, TableError> {
+    Ok(exclusions_in(&KernelReader::open(pins)?.settings()?))
+}
+
+/// Exclusions in settings. Places that were never used are zero, and those that are free again match nothing.
+fn exclusions_in(settings: &Settings) -> Exclusions {
+    fn used<T: Copy>(count: u32, places: &[T]) -> &[T] {
+        if count == 0 { &[] } else { places }
+    }
+    let cgroups = used(settings.excluded_cgroup_count, &settings.excluded_cgroups).iter();
+    let uids = used(settings.excluded_uid_count, &settings.excluded_uids).iter().copied();
+    let ports = used(settings.excluded_port_count, &settings.excluded_ports).iter().map(|port| u16::from_be(*port));
+    Exclusions {
+        cgroups: cgroups
+            .filter(|cgroup| cgroup.id != u64::MAX)
+            .map(|cgroup| ExcludedCgroup { id: cgroup.id, level: cgroup.level })
+            .collect(),
+        uids: uids.filter(|uid| *uid != u32::MAX).collect(),
+        ports: ports.filter(|port| *port != 0).collect(),
+    }
+}
+
 fn depth(path: &Path) -> u32 {
     path.components().filter(|component| matches!(component, std::path::Component::Normal(_))).count() as u32
 }
@@ -70,10 +103,10 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_no_cgroup_is_named_with_its_flag() {
+    fn a_directory_that_is_no_cgroup_is_named() {
         for dir in ["/proc", "/nowhere/at/all"] {
             let error = excluded_cgroup(Path::new(dir)).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("--exclude-cgroup {dir}: ")), "{error}");
+            assert!(error.starts_with(&format!("{dir}: ")), "{error}");
         }
     }
 }

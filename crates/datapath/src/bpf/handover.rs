@@ -18,7 +18,8 @@ use aya::maps::MapInfo;
 use super::{
     map_spec::{MapShape, NAMED, RESIZABLE},
     pins::{PinDir, PinError, difference, list},
-    syscalls::{link_detach, link_id, obj_get, obj_get_if_any, obj_pin},
+    syscalls::{link_cgroup, link_detach, link_id, obj_get, obj_get_if_any, obj_pin},
+    tracing,
 };
 use crate::sockets::has_older_socket;
 
@@ -105,16 +106,22 @@ fn carry(from: &Path, to: &Path, shape: Option<MapShape>) -> Result<(), PinError
     obj_pin(map.as_fd(), to).map_err(|error| failed(to, error))
 }
 
-/// Link of an older layout that is to be updated; `None`: a new one has to be attached.
+/// Link of an older layout that is to be updated, and the id of its cgroup; `None`: a new one has to be attached.
 /// An error comes with its path.
-pub(super) fn link_to_update(pins: &PinDir, name: &str) -> Result<Option<OwnedFd>, (PathBuf, io::Error)> {
+pub(super) fn link_to_update(pins: &PinDir, name: &str) -> Result<Option<(u64, OwnedFd)>, (PathBuf, io::Error)> {
     for predecessor in PREDECESSORS.into_iter().filter(|predecessor| !predecessor.keeps(name)) {
         let path = predecessor.dir(pins).join(name);
-        if let Some(link) = obj_get_if_any(&path).map_err(|error| (path, error))? {
+        if let Some(link) = pinned_link(&path).map_err(|error| (path, error))? {
             return Ok(Some(link));
         }
     }
     Ok(None)
+}
+
+/// A pinned link, and the id of its cgroup; `None` without one.
+pub(super) fn pinned_link(path: &Path) -> io::Result<Option<(u64, OwnedFd)>> {
+    let Some(link) = obj_get_if_any(path)? else { return Ok(None) };
+    Ok(Some((link_cgroup(link.as_fd())?.cgroup_id, link)))
 }
 
 /// Removes what is left of older layouts once all programs are attached, apart from what their sockets need.
@@ -124,6 +131,12 @@ pub(super) fn retire(pins: &PinDir) -> Result<(), PinError> {
         remove(pins, predecessor, |name| !has_kept || !predecessor.keeps(name))?;
     }
     Ok(())
+}
+
+/// Ids of the programs of older layouts that stay attached beside the new ones.
+pub(super) fn kept_programs(pins: &PinDir) -> Vec<u32> {
+    let links = PREDECESSORS.iter().flat_map(|of| of.kept_links.iter().map(|link| of.dir(pins).join(link)));
+    links.filter_map(|link| Some(link_cgroup(obj_get(&link, 0).ok()?.as_fd()).ok()?.program_id)).collect()
 }
 
 /// Whether programs of an older layout are kept for its sockets.
@@ -156,6 +169,10 @@ fn remove(pins: &PinDir, predecessor: Predecessor, goes: impl Fn(&str) -> bool) 
     let dir = predecessor.dir(pins);
     for name in list(&dir)?.into_iter().filter(|name| goes(name)) {
         let path = dir.join(&name);
+        if name == tracing::DIRECTORY {
+            tracing::remove_pins_in(&path).map_err(|error| PinError::Io(path, error))?;
+            continue;
+        }
         if let Ok(object) = obj_get(&path, 0)
             && let Ok(id) = link_id(object.as_fd())
             && !is_pinned_as(pins, &name, id)?

@@ -8,7 +8,7 @@
 use std::{
     fs, io,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd},
         unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
@@ -28,18 +28,18 @@ use super::{
     handover,
     kernel_btf::loader_without_it,
     map_spec::RESIZABLE,
+    object::ProgramSet,
     pins::{NEW, PinDir},
     probe::Features,
     resizable::ResizableMap,
     root_cause,
-    syscalls::{link_cgroup, link_update, obj_get, obj_get_if_any, obj_pin},
+    service_counters::{self, SERVICE_COUNTS},
+    syscalls::{link_cgroup, link_update, obj_get, obj_pin},
+    tracing,
 };
 
 /// Stack of a thread that makes a map: it makes a few system calls and holds a path.
 const STACK_BYTES: usize = 64 << 10;
-
-/// The programs, built by `build.rs`.
-pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/cproxy-programs"));
 
 /// One of our programs and its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,14 +118,22 @@ impl InstallError {
     }
 }
 
-/// Installs everything on `cgroup` below `pins`, as far as the kernel's `features` go. Returns each program's verified
-/// instruction count, 0 where the kernel (before 5.16) does not tell.
+/// Size of the ring buffer where no process reads events: the kernel rounds it up to a page.
+const NO_EVENTS_BYTES: u32 = 4 << 10;
+
+/// Installs a set of programs on `cgroup` below `pins`, as far as the kernel's `features` go. The tracing set only
+/// counts. Returns each program's verified instruction count, 0 where the kernel (before 5.16) does not tell.
 ///
 /// # Errors
 /// On any failure. Everything that the call has made is removed.
-pub fn install(pins: &PinDir, cgroup: &Path, features: Features) -> Result<Vec<(Program, u32)>, InstallError> {
+pub fn install(
+    pins: &PinDir,
+    cgroup: &Path,
+    features: Features,
+    set: ProgramSet,
+) -> Result<Vec<(Program, u32)>, InstallError> {
     let mut new_pins = NewPins::default();
-    let result = install_all(pins, cgroup, features, &mut new_pins);
+    let result = install_all(pins, cgroup, features, set, &mut new_pins);
     if result.is_err() {
         new_pins.remove();
         handover::give_back(pins, &Program::links());
@@ -136,12 +144,12 @@ pub fn install(pins: &PinDir, cgroup: &Path, features: Features) -> Result<Vec<(
 /// Each program's verified instruction count, or why the kernel refused it.
 pub type Loaded = Vec<(Program, Result<u32, InstallError>)>;
 
-/// Loads every program, and with them makes the maps, without pinning or attaching anything.
+/// Loads every program of a set, and with them makes the maps, without pinning or attaching anything.
 ///
 /// # Errors
 /// The maps could not be made, so no program could be tried.
-pub fn try_load(features: Features) -> Result<Loaded, InstallError> {
-    let mut object = load_object(&mut loader(features))?;
+pub fn try_load(features: Features, set: ProgramSet) -> Result<Loaded, InstallError> {
+    let mut object = load_object(&mut loader(features), set)?;
     Ok(Program::ALL.map(|program| (program, load(&mut object, program))).into())
 }
 
@@ -173,6 +181,7 @@ fn install_all(
     pins: &PinDir,
     cgroup: &Path,
     features: Features,
+    set: ProgramSet,
     new_pins: &mut NewPins,
 ) -> Result<Vec<(Program, u32)>, InstallError> {
     let mut loader = loader(features);
@@ -183,7 +192,10 @@ fn install_all(
         }
         loader.map_pin_path(name, path);
     }
-    let mut object = load_object(&mut loader)?;
+    if set == ProgramSet::Tracing {
+        pin_counts(pins, &mut loader, new_pins)?;
+    }
+    let mut object = load_object(&mut loader, set)?;
     let counts = while_maps_are_made(pins, new_pins, || {
         Program::ALL.into_iter().map(|program| Ok((program, load(&mut object, program)?))).collect()
     })?;
@@ -197,7 +209,33 @@ fn install_all(
         free_tcp_places(&mut object)?;
     }
     handover::retire(pins).map_err(|error| InstallError::Handover(error.to_string()))?;
+    if set == ProgramSet::Plain {
+        remove_counts(pins)?;
+    }
+    // A leftover costs memory alone; the next start tries again.
+    tracing::remove_leftover(pins).ok();
     Ok(counts)
+}
+
+/// Has the loader use the pinned counters, or pin new ones.
+fn pin_counts(pins: &PinDir, loader: &mut EbpfLoader<'_>, new_pins: &mut NewPins) -> Result<(), InstallError> {
+    let path = service_counters::path(pins);
+    if !service_counters::is_pinned(pins).map_err(|error| InstallError::Io(path.clone(), error))? {
+        remove_counts(pins)?;
+        new_pins.paths.push(path.clone());
+    }
+    loader.map_pin_path(SERVICE_COUNTS, path).map_max_entries(SERVICE_COUNTS, service_counters::entries());
+    loader.map_max_entries("TRACE_EVENTS", NO_EVENTS_BYTES);
+    Ok(())
+}
+
+/// Removes the pin of counters that are off, or of another build's.
+fn remove_counts(pins: &PinDir) -> Result<(), InstallError> {
+    let path = service_counters::path(pins);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(InstallError::Io(path, error)),
+        _ => Ok(()),
+    }
 }
 
 /// Frees all places, after a move to another cgroup. No program runs any more when sockets of the former cgroup are
@@ -238,7 +276,7 @@ fn while_maps_are_made<R>(
 }
 
 /// Loader of the object. It pins no `.rodata`, the map of constants, which belongs to the programs and ends with them.
-fn loader(features: Features) -> EbpfLoader<'static> {
+pub(super) fn loader(features: Features) -> EbpfLoader<'static> {
     let mut loader = loader_without_it();
     loader.btf(None).verifier_log_level(VerifierLogLevel::DEBUG);
     if !features.errno_helper {
@@ -247,11 +285,12 @@ fn loader(features: Features) -> EbpfLoader<'static> {
     loader
 }
 
-fn load_object(loader: &mut EbpfLoader<'_>) -> Result<Ebpf, InstallError> {
-    loader.load(OBJECT).map_err(|error| InstallError::Object(root_cause(&error)))
+pub(super) fn load_object(loader: &mut EbpfLoader<'_>, set: ProgramSet) -> Result<Ebpf, InstallError> {
+    let object = set.object().ok_or(InstallError::Missing("readable programs"))?;
+    loader.load(&object).map_err(|error| InstallError::Object(root_cause(&error)))
 }
 
-fn load(object: &mut Ebpf, program: Program) -> Result<u32, InstallError> {
+pub(super) fn load(object: &mut Ebpf, program: Program) -> Result<u32, InstallError> {
     let mut loaded = find(object, program)?;
     loaded.load().map_err(|error| refused(program, &error))?;
     let info = loaded.info().map_err(|error| refused(program, &error))?;
@@ -259,7 +298,7 @@ fn load(object: &mut Ebpf, program: Program) -> Result<u32, InstallError> {
 }
 
 /// A program in the object, of one of two types.
-enum LoadedProgram<'o> {
+pub(super) enum LoadedProgram<'o> {
     /// A program that may change an address.
     Address(&'o mut CgroupSockAddr),
     /// A program that runs when a socket is closed.
@@ -281,7 +320,7 @@ impl LoadedProgram<'_> {
         }
     }
 
-    fn fd(&self) -> Result<BorrowedFd<'_>, ProgramError> {
+    pub(super) fn fd(&self) -> Result<BorrowedFd<'_>, ProgramError> {
         let fd = match self {
             Self::Address(program) => program.fd(),
             Self::Socket(program) => program.fd(),
@@ -306,7 +345,7 @@ impl LoadedProgram<'_> {
     }
 }
 
-fn find(object: &mut Ebpf, program: Program) -> Result<LoadedProgram<'_>, InstallError> {
+pub(super) fn find(object: &mut Ebpf, program: Program) -> Result<LoadedProgram<'_>, InstallError> {
     match object.program_mut(program.name) {
         Some(Loadable::CgroupSockAddr(found)) => Ok(LoadedProgram::Address(found)),
         Some(Loadable::CgroupSock(found)) => Ok(LoadedProgram::Socket(found)),
@@ -337,9 +376,7 @@ fn attach(
     let dir = fs::File::open(cgroup).map_err(|error| InstallError::Io(cgroup.to_owned(), error))?;
     let pin = pins.object(program.link);
     // A link that cannot be read is not replaced: programs of both would run, and sockets would lose their names.
-    let unreadable = |error| InstallError::Io(pin.clone(), error);
-    let with_cgroup = |link: OwnedFd| Ok((link_cgroup(link.as_fd())?.cgroup_id, link));
-    let pinned = obj_get_if_any(&pin).and_then(|link| link.map(with_cgroup).transpose()).map_err(unreadable)?;
+    let pinned = handover::pinned_link(&pin).map_err(|error| InstallError::Io(pin.clone(), error))?;
     if let Some((id, link)) = &pinned
         && is_of(*id, &dir)
     {
@@ -347,16 +384,16 @@ fn attach(
         link_update(link.as_fd(), fd).map_err(|error| failed(&error))?;
         return Ok(Attached::Here);
     }
-    if pinned.is_none()
-        && let Some(link) =
-            handover::link_to_update(pins, program.link).map_err(|(path, error)| InstallError::Io(path, error))?
-        && link_cgroup(link.as_fd()).is_ok_and(|link| is_of(link.cgroup_id, &dir))
-    {
-        let fd = loaded.fd().map_err(|error| failed(&error))?;
-        new_pins.stay = true;
-        link_update(link.as_fd(), fd).map_err(|error| failed(&error))?;
-        obj_pin(link.as_fd(), &pin).map_err(|error| InstallError::Io(pin.clone(), error))?;
-        return Ok(Attached::Here);
+    if pinned.is_none() {
+        let older = handover::link_to_update(pins, program.link);
+        let older = older.map_err(|(path, error)| InstallError::Io(path, error))?;
+        if let Some((_, link)) = older.filter(|(id, _)| is_of(*id, &dir)) {
+            let fd = loaded.fd().map_err(|error| failed(&error))?;
+            new_pins.stay = true;
+            link_update(link.as_fd(), fd).map_err(|error| failed(&error))?;
+            obj_pin(link.as_fd(), &pin).map_err(|error| InstallError::Io(pin.clone(), error))?;
+            return Ok(Attached::Here);
+        }
     }
     // Sockets of a detached link keep their places, and the hooks run for them again. The agent frees the places of
     // those that were closed meanwhile, as it does for MPTCP.

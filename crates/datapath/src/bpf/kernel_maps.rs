@@ -24,6 +24,7 @@ use super::{
     open::{Access, open_map},
     pins::{PinDir, PinLock},
     resizable::{InnerMap, ResizableMap},
+    service_counters::{self, CountsMap},
     syscalls::{obj_get, obj_pin},
     tcp_owners::{TcpOwners, TcpPlacesUsage},
 };
@@ -35,6 +36,8 @@ pub struct KernelMaps {
     backends: MappedArray,
     settings: MappedArray,
     tcp_owners: TcpOwners,
+    /// Counters by frontend, if they are on.
+    service_counts: Option<CountsMap>,
     capacity: Capacity,
     /// Through these the programs find the first three: `FRONTENDS`, `SETS`, `BACKENDS`.
     outer: [ResizableMap; 3],
@@ -92,6 +95,8 @@ impl KernelMaps {
             backends: MappedArray::new(backends.map, "BACKENDS", backends.entries as usize * size_of::<BackendSlot>())?,
             settings: MappedArray::new(open_settings, "SETTINGS", size_of::<Settings>())?,
             tcp_owners: TcpOwners::open(pins)?,
+            service_counts: service_counters::pinned(pins, Access::ReadWrite)
+                .map_err(|error| TableError::Pin(service_counters::path(pins), error))?,
             outer,
             named: PinDir::map_names().map(named).collect::<Result<_, _>>()?,
         })
@@ -229,7 +234,12 @@ impl KernelMaps {
         outer.wait_for_programs(&self.sets.map)
     }
 
+    /// Deletes a frontend with its counters: another Service may get the address.
     fn delete(&mut self, key: &FrontendKey) -> Result<(), MapError> {
+        if let Some(counts) = &mut self.service_counts {
+            // It has none unless it was called.
+            counts.remove(key).ok();
+        }
         match self.frontends.remove(key) {
             Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
             error => error,

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt::Write};
 use aya_obj::{Map, Object};
 use cproxy_ebpf::{LAYOUT_VERSION, layout};
 
-use super::install::OBJECT;
+use super::object::ProgramSet;
 
 /// 64-bit FNV-1a.
 fn fingerprint(text: &str) -> u64 {
@@ -28,7 +28,7 @@ fn describe(name: &str, map: &Map, text: &mut String) {
 fn the_layout_belongs_to_its_version() {
     let mut text = String::new();
     layout::describe(&mut |of, name, value| writeln!(text, "{of} {name} {value}").unwrap());
-    let object = Object::parse(OBJECT).unwrap();
+    let object = Object::parse(&ProgramSet::Plain.object().unwrap()).unwrap();
     let maps: BTreeMap<_, _> = object.maps.iter().collect();
     maps.into_iter().for_each(|(name, map)| describe(name, map, &mut text));
     let found = (LAYOUT_VERSION, fingerprint(&text));

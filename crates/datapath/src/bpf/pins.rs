@@ -19,7 +19,9 @@ use super::{
     environment::is_bpffs,
     handover::{self, Predecessor},
     map_spec::{MapShape, NAMED, RESIZABLE},
+    service_counters::SERVICE_COUNTS,
     syscalls::{link_detach, obj_get},
+    tracing,
 };
 use crate::owned_dir;
 
@@ -181,7 +183,8 @@ impl PinDir {
     /// Whether we pin something under this name.
     fn is_ours(name: &str, links: &[&str]) -> bool {
         let mut inner = RESIZABLE.iter().flat_map(|map| map.pins);
-        Self::is_link(name, links) || Self::map_names().any(|map| map == name) || inner.any(|pin| pin == name)
+        let mut maps = Self::map_names().chain([SERVICE_COUNTS]);
+        Self::is_link(name, links) || maps.any(|map| map == name) || inner.any(|pin| pin == name)
     }
 
     /// Makes the versioned directory and becomes the only agent on it. Maps of an older layout that stay in force are
@@ -260,6 +263,10 @@ impl PinDir {
             for name in objects {
                 let is_ours = !own_layout || Self::is_ours(&name, links);
                 let path = dir.join(&name);
+                if name == tracing::DIRECTORY {
+                    tracing::remove_pins_in(&opened(&name)).map_err(|error| PinError::Io(path.clone(), error))?;
+                    continue;
+                }
                 if is_ours {
                     // Of a map this is an error, and of a link on a cgroup that is gone.
                     obj_get(&opened(&name), 0).and_then(|object| link_detach(object.as_fd())).ok();

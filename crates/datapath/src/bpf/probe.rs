@@ -35,6 +35,13 @@ impl Features {
     pub fn probe() -> Self {
         Self { errno_helper: has_errno_helper().unwrap_or(true) }
     }
+
+    /// Whether the hooks know the process of a call: the helpers for that came with the one for errors (kernel/bpf/
+    /// cgroup.c, `cgroup_current_func_proto`).
+    #[must_use]
+    pub fn knows_process(self) -> bool {
+        self.errno_helper
+    }
 }
 
 /// Whether the kernel lets the connect and sendmsg hooks call `bpf_set_retval`: since 6.1. The helper itself is in

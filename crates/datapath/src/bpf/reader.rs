@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap as StdHashMap, HashSet, hash_map::Entry},
+    hash::{DefaultHasher, Hash, Hasher},
     io,
     os::fd::AsFd,
     time::{Duration, Instant},
@@ -80,6 +81,35 @@ impl KernelReader {
             match Self::open(pins)?.table() {
                 Err(TableError::Replaced) => {}
                 table => return table,
+            }
+        }
+        Err(TableError::Restless)
+    }
+
+    /// Digest of the table's raw content: a batch of each map, and nothing that wakes the agent. A table of the same
+    /// digest has not changed, unless it has changed twice between two elements.
+    ///
+    /// # Errors
+    /// A map is missing or may not be used.
+    pub fn digest(pins: &PinDir) -> Result<u64, TableError> {
+        for _ in 0..TRIES_MAX {
+            let reader = Self::open(pins)?;
+            let Capacity { sets, slots, .. } = reader.capacity;
+            let mut hasher = DefaultHasher::new();
+            // The kernel returns the elements of a hash in the order of its buckets.
+            for (key, set) in reader.frontends()? {
+                (key.address, key.port, key.protocol, set).hash(&mut hasher);
+            }
+            let all = array_elements::<Set>(reader.sets.map().fd().as_fd(), 0, sets);
+            for Set { word, affinity } in all.map_err(|error| unreadable(SETS.name, error))? {
+                (word, affinity).hash(&mut hasher);
+            }
+            for BackendSlot { address, port, .. } in reader.backends(0, slots)? {
+                (address, port).hash(&mut hasher);
+            }
+            match reader.check_current() {
+                Err(TableError::Replaced) => {}
+                checked => return checked.map(|()| hasher.finish()),
             }
         }
         Err(TableError::Restless)

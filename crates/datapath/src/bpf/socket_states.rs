@@ -42,6 +42,20 @@ pub struct SocketStates {
     storage: MapData,
 }
 
+/// Opens a map of an older layout, if one of that name is kept. It may go at any moment; one that is there and cannot
+/// be opened may have state of sockets.
+fn kept<T>(
+    pins: &PinDir,
+    name: &str,
+    open: impl FnOnce(PathBuf) -> Result<T, TableError>,
+) -> Result<Option<T>, TableError> {
+    let Some(path) = kept_map(pins, name) else { return Ok(None) };
+    match open(path) {
+        Err(_) if kept_map(pins, name).is_none() => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
 impl SocketStates {
     /// Opens the pinned maps.
     ///
@@ -50,9 +64,8 @@ impl SocketStates {
     pub fn open(pins: &PinDir) -> Result<Self, TableError> {
         Ok(Self {
             places: Places::open(|name| pins.object(name))?,
-            // They may go at any moment.
-            older_places: Places::open(|name| kept_map(pins, name).unwrap_or_default()).ok(),
-            older_sockets: kept_map(pins, "SOCKETS").and_then(|path| open(path, Map::SkStorage).ok()),
+            older_places: kept(pins, "TCP_OWNERS", |_| Places::open(|name| kept_map(pins, name).unwrap_or_default()))?,
+            older_sockets: kept(pins, "SOCKETS", |path| open(path, Map::SkStorage))?,
             sockets: open(pins.object("SOCKETS"), Map::SkStorage)?,
             udp_sockets: open(pins.object("UDP_SOCKETS"), Map::SkStorage)?,
             storage: open_read_only(&pins.object("SOCKETS"))?,

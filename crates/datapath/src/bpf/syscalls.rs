@@ -5,7 +5,7 @@ use std::{
     io,
     mem::{self, offset_of},
     os::{
-        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
@@ -13,8 +13,8 @@ use std::{
 
 use aya::Pod;
 use aya_obj::generated::{
-    BPF_ALU64, BPF_CALL, BPF_EXIT, BPF_F_QUERY_EFFECTIVE, BPF_JMP, BPF_K, BPF_MOV, bpf_attr__bindgen_ty_1 as MapCreate,
-    bpf_func_id, bpf_link_info, bpf_prog_info,
+    BPF_ALU64, BPF_CALL, BPF_EXIT, BPF_F_QUERY_EFFECTIVE, BPF_F_REPLACE, BPF_JMP, BPF_K, BPF_MOV,
+    bpf_attr__bindgen_ty_1 as MapCreate, bpf_func_id, bpf_link_info, bpf_prog_info,
 };
 pub use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_insn, bpf_prog_type, bpf_stats_type};
 
@@ -262,6 +262,19 @@ pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
     bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
+/// Puts a program behind an attached link if another one is there.
+///
+/// # Errors
+/// That one is not there any more, or as [`link_update`].
+pub(super) fn link_replace(link: BorrowedFd<'_>, old: BorrowedFd<'_>, new: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = no_arguments();
+    attr.link_update.link_fd = link.as_raw_fd() as u32;
+    attr.link_update.__bindgen_anon_1.new_prog_fd = new.as_raw_fd() as u32;
+    attr.link_update.flags = BPF_F_REPLACE;
+    attr.link_update.__bindgen_anon_2.old_prog_fd = old.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
 /// Detaches a link; when it returns, the hook runs without the program (kernel 5.9). Closing the last descriptor of a
 /// link detaches it too, but later, from a work queue (kernel/bpf/syscall.c, `bpf_link_put`).
 ///
@@ -278,18 +291,16 @@ pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
 pub(super) struct CgroupLink {
     /// The inode number of the cgroup's directory; 0 if the link was detached or the cgroup is gone.
     pub(super) cgroup_id: u64,
-    /// The hook.
-    pub(super) attach_type: u32,
     /// The kernel's id of the program.
     pub(super) program_id: u32,
 }
 
-/// The cgroup, hook and program of a link.
+/// The cgroup and program of a link.
 pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
     let info = link_info(link)?;
     // SAFETY: integers; our links are all on cgroups.
     let cgroup = unsafe { info.__bindgen_anon_1.cgroup };
-    Ok(CgroupLink { cgroup_id: cgroup.cgroup_id, attach_type: cgroup.attach_type, program_id: info.prog_id })
+    Ok(CgroupLink { cgroup_id: cgroup.cgroup_id, program_id: info.prog_id })
 }
 
 /// Largest number of programs at one hook of a cgroup (kernel/bpf/cgroup.c, `BPF_CGROUP_MAX_PROGS`).
@@ -315,18 +326,33 @@ pub(super) fn effective_programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> io
 
 /// Name of the program with this id, if it has one and may be opened. That takes CAP_SYS_ADMIN.
 pub(super) fn program_name(id: u32) -> Option<String> {
+    let info = program_info(program_by_id(id).ok()?.as_fd()).ok()?;
+    let name: String = info.name.iter().map(|&byte| byte as u8 as char).take_while(|&char| char != '\0').collect();
+    Some(name).filter(|name| !name.is_empty())
+}
+
+/// Opens the program with this id. That takes CAP_SYS_ADMIN.
+pub(super) fn program_by_id(id: u32) -> io::Result<OwnedFd> {
     let mut attr = no_arguments();
     attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
-    let program = bpf_fd(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).ok()?;
+    bpf_fd(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr)
+}
+
+/// The kernel's id of a program.
+pub(super) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    program_info(program).map(|info| info.id)
+}
+
+/// Description of a program.
+pub(super) fn program_info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     // SAFETY: a structure of integers.
     let mut info: bpf_prog_info = unsafe { mem::zeroed() };
     let mut attr = no_arguments();
     attr.info.bpf_fd = program.as_raw_fd() as u32;
     attr.info.info_len = size_of::<bpf_prog_info>() as u32;
     attr.info.info = (&raw mut info) as u64;
-    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).ok()?;
-    let name: String = info.name.iter().map(|&byte| byte as u8 as char).take_while(|&char| char != '\0').collect();
-    Some(name).filter(|name| !name.is_empty())
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok(info)
 }
 
 /// The kernel's id of a link; an error for any other object.

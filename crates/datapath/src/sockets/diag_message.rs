@@ -112,6 +112,8 @@ pub struct SocketInfo {
     pub uid: u32,
     /// Inode number, as its descriptors show it; 0 without one.
     pub inode: u64,
+    /// Times that what was sent last has been sent again, so far without an acknowledgement.
+    pub retransmits: u8,
 }
 
 /// One message of a reply.
@@ -213,8 +215,9 @@ fn socket(payload: &[u8]) -> Option<DiagReply> {
     let (diag, attributes) = payload.split_at_checked(DIAG_BYTES)?;
     let id = SocketId(diag.get(4..4 + ID_BYTES)?.try_into().ok()?);
     let (family, uid, inode) = (*diag.first()?, u32_at(diag, 64)?, u32_at(diag, 68)?.into());
+    let retransmits = *diag.get(3)?;
     let Some((local, peer)) = id.local(family).zip(id.peer(family)) else { return Some(DiagReply::Other) };
-    Some(DiagReply::Socket(id, SocketInfo { local, peer, uid, inode }, stored(attributes)))
+    Some(DiagReply::Socket(id, SocketInfo { local, peer, uid, inode, retransmits }, stored(attributes)))
 }
 
 /// The socket's translation, where the kernel shows its storage.
@@ -294,7 +297,8 @@ mod tests {
         let replies = parse(&[bytes(SOCKET), bytes(END)].concat(), 7).unwrap();
         let [DiagReply::Socket(id, info, None), DiagReply::End(Ok(()))] = replies[..] else { panic!("{replies:?}") };
         let at = |host, port: u16| (v4_mapped(u32::from_ne_bytes([127, 0, 0, host])), port.to_be());
-        assert_eq!(info, SocketInfo { local: at(1, 0xd429), peer: at(9, 4660), uid: 0, inode: 0x000e_e01e });
+        let (local, peer) = (at(1, 0xd429), at(9, 4660));
+        assert_eq!(info, SocketInfo { local, peer, uid: 0, inode: 0x000e_e01e, retransmits: 0 });
         assert_eq!(id.cookie(), 9);
         assert_eq!(parse(&bytes(UNKNOWN), 7).unwrap(), [DiagReply::End(Err(Errno::NOENT))]);
         assert_eq!(parse(&bytes(END), 8).unwrap(), [], "a reply to another request");

@@ -29,6 +29,8 @@ pub struct TranslatedSocket {
     pub netns: u64,
     /// Whether the backend still belongs to the frontend.
     pub state: BackendState,
+    /// Times that what it has sent last was sent again, so far without an acknowledgement; 0 for UDP.
+    pub retransmits: u8,
     /// The user that owns it.
     pub uid: u32,
     /// A process that has it among its descriptors.
@@ -189,6 +191,7 @@ impl TranslatedSocket {
             local: endpoint(entry.info.local),
             netns: *netns,
             state: BackendState::of(state.serving, protocol),
+            retransmits: entry.info.retransmits,
             uid: entry.info.uid,
             pid: owner.as_raw_nonzero().get().unsigned_abs(),
             command: command(owner),

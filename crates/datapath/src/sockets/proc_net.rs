@@ -36,10 +36,12 @@ pub fn parse_line(line: &str) -> Option<SocketInfo> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (local, peer) = (address_port(fields.next()?)?, address_port(fields.next()?)?);
     let state = u32::from_str_radix(fields.next()?, 16).ok()?;
-    let uid = fields.nth(3)?.parse().ok()?;
+    let retransmits = u32::from_str_radix(fields.nth(2)?, 16).ok()?;
+    let retransmits = u8::try_from(retransmits).unwrap_or(u8::MAX);
+    let uid = fields.next()?.parse().ok()?;
     let inode = fields.nth(1)?.parse().ok()?;
     let is_connected = 1u32.checked_shl(state).is_some_and(|bit| bit & CONNECTED != 0);
-    (is_connected && inode != 0).then_some(SocketInfo { local, peer, uid, inode })
+    (is_connected && inode != 0).then_some(SocketInfo { local, peer, uid, inode, retransmits })
 }
 
 /// The kernel writes the port as a number, the words of the address as it has them in memory.
@@ -72,8 +74,8 @@ mod tests {
         let ours: Vec<_> = text.lines().filter_map(parse_line).filter(|info| info.inode == stat.st_ino).collect();
         let address = |host| v4_mapped(u32::from_ne_bytes([127, 0, 0, host]));
         let (local, peer) = (socket.local_addr().unwrap().port().to_be(), 0x1234u16.to_be());
-        let expected =
-            SocketInfo { local: (address(1), local), peer: (address(9), peer), uid: stat.st_uid, inode: stat.st_ino };
+        let (local, peer, uid, inode) = ((address(1), local), (address(9), peer), stat.st_uid, stat.st_ino);
+        let expected = SocketInfo { local, peer, uid, inode, retransmits: 0 };
         assert_eq!(ours, [expected]);
     }
 
@@ -81,12 +83,13 @@ mod tests {
     fn ipv6_addresses_and_states_are_read_and_garbage_is_skipped() {
         let line = |peer: &str, state: &str, inode: &str| {
             let zeros = "0".repeat(32);
-            parse_line(&format!(" 7: {zeros}:0035 {peer} {state} 0:0 00:0 0 4711 0 {inode} 2 0 0"))
+            parse_line(&format!(" 7: {zeros}:0035 {peer} {state} 0:0 00:0 0000000B 4711 0 {inode} 2 0 0"))
         };
         let mapped = "0000000000000000FFFF000009007F0A:0035";
         let address = [0, 0, 0xffff_0000, 0x0900_7f0a];
         let port = 53u16.to_be();
-        let expected = SocketInfo { local: ([0; 4], port), peer: (address, port), uid: 4_711, inode: 9 };
+        let expected =
+            SocketInfo { local: ([0; 4], port), peer: (address, port), uid: 4_711, inode: 9, retransmits: 11 };
         assert_eq!(line(mapped, "01", "9"), Some(expected));
         for (state, inode) in [("07", "9"), ("0A", "9"), ("01", "0"), ("01", "x"), ("FF", "9"), ("", "")] {
             assert_eq!(line(mapped, state, inode), None, "{state} {inode}");

@@ -20,6 +20,8 @@ fn every_socket_call_is_as_on_any_other_kernel() {
     let matrix = matrix.expect("CPROXY_MATRIX is not set: run `cargo xtask vm test`");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let ip = std::env::split_paths(&path).map(|directory| directory.join("ip")).find(|file| file.is_file());
+    // Programs of the guest's architecture, if that is another one.
+    let programs = std::env::var_os("CPROXY_GUEST_PROGRAMS").map(PathBuf::from);
     let workload = format!(
         "#!/bin/sh\nmkdir -p /tmp\nPATH=/usr/sbin:/usr/bin:/sbin:/bin:/host\nexport PATH\n\
          CPROXY_BIN=/usr/bin/cproxy {} --test-threads=1 2>&1\n",
@@ -27,11 +29,14 @@ fn every_socket_call_is_as_on_any_other_kernel() {
     );
     let image = GuestImage::new(&sandbox, &Kernel::from_env())
         .memory_mib(1024)
-        .program_of_host(&ip.expect("no program ip in PATH"))
         .program_of_host(&matrix)
         .parameter("GUEST_INIT=/guest/matrix")
         .program("guest/matrix", format!("#!/bin/sh\n{SET_UP}\n/guest/workload\necho \"matrix: $?\"\npoweroff -f\n"))
         .program("guest/workload", workload);
+    let image = match programs {
+        Some(archive) => image.unpack(&archive, ""),
+        None => image.program_of_host(&ip.expect("no program ip in PATH")),
+    };
     assert!(cproxy_binary().is_file());
     let console = image.start().wait_end(PATIENCE);
     let result = values_of(&console, "test result: ").first().copied().unwrap_or("it did not end");

@@ -29,7 +29,9 @@ keep_running() {
         "$DAEMON" run &
         agent=$!
         # A signal ends the wait, not the agent.
-        while wait "$agent"; kill -0 "$agent" 2>/dev/null; do :; done
+        while wait "$agent"; ended=$?; kill -0 "$agent" 2>/dev/null; do :; done
+        # With the setting enabled = false, it has said so.
+        [ "$ended" -ne 3 ] || exit 0
         sleep 1 &
         wait $!
     done

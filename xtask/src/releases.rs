@@ -1,6 +1,6 @@
-//! The Kubernetes control plane that the cluster tests run against: etcd, kube-apiserver, kube-proxy and kubectl, built
-//! from their Go modules at the versions that `tests/control-plane/go.mod` pins. Real peers find mistakes that an
-//! imitation by the agent's authors would share with it.
+//! Releases of other projects that tests run against, built from their Go modules at the versions that the `go.mod`
+//! files below `tests/` pin: etcd and Kubernetes, and Prometheus's promtool. Real peers find mistakes that an imitation
+//! by the agent's authors would share with it.
 
 use std::{
     fs,
@@ -13,47 +13,63 @@ use anyhow::{Context as _, Result};
 
 use crate::{paths, run, setup};
 
-/// Variable with the directory of the binaries, for tests.
-pub(crate) const VARIABLE: &str = "CPROXY_CONTROL_PLANE";
-
-/// The same for the oldest release, for long tests.
-pub(crate) const OLDEST_VARIABLE: &str = "CPROXY_CONTROL_PLANE_OLDEST";
-
-/// Binaries of one release of Kubernetes.
+/// Programs of one release.
 pub(crate) struct Release {
+    /// Name in messages.
+    name: &'static str,
+    /// Variable with the directory of the binaries, for tests.
+    pub(crate) variable: &'static str,
     /// The directory of the Go module that pins the versions, and of its binaries in the cache.
     module: &'static str,
+    /// The Go module whose version counts, and has the commands in `cmd`.
+    source: &'static str,
     commands: &'static [&'static str],
     /// Whether etcd is built, too.
     has_etcd: bool,
 }
 
-/// The release that tests and benchmarks use.
-pub(crate) const CURRENT: Release =
-    Release { module: "control-plane", commands: &["kube-apiserver", "kube-proxy", "kubectl"], has_etcd: true };
+/// The Kubernetes that tests and benchmarks use.
+pub(crate) const KUBERNETES: Release = Release {
+    name: "Kubernetes",
+    variable: "CPROXY_CONTROL_PLANE",
+    module: "control-plane",
+    source: "k8s.io/kubernetes",
+    commands: &["kube-apiserver", "kube-proxy", "kubectl"],
+    has_etcd: true,
+};
 
-/// The oldest supported release.
-pub(crate) const OLDEST: Release =
-    Release { module: "control-plane-1.30", commands: &["kube-apiserver"], has_etcd: false };
+/// The oldest supported Kubernetes, for long tests.
+pub(crate) const OLDEST_KUBERNETES: Release = Release {
+    variable: "CPROXY_CONTROL_PLANE_OLDEST",
+    module: "control-plane-1.30",
+    commands: &["kube-apiserver"],
+    has_etcd: false,
+    ..KUBERNETES
+};
 
-const KUBERNETES: &str = "k8s.io/kubernetes";
+/// A Prometheus newer than Debian's, for long tests.
+pub(crate) const PROMETHEUS: Release = Release {
+    name: "promtool",
+    variable: "CPROXY_PROMTOOL",
+    module: "prometheus",
+    source: "github.com/prometheus/prometheus",
+    commands: &["promtool"],
+    has_etcd: false,
+};
+
 /// The start of the name of a directory that is being built, before the process's id.
 const BUILDING: &str = "building-";
 
+/// The package of etcd's program.
 const ETCD: &str = "go.etcd.io/etcd/server/v3";
 
-/// Builds missing binaries and prints their directory.
+/// Builds missing binaries of the control plane and prints their directory.
 pub(crate) fn run() -> Result<()> {
-    println!("{}", ensure()?.display());
+    println!("{}", KUBERNETES.ensure()?.display());
     Ok(())
 }
 
-/// The directory of the current release's binaries, built if they are missing or of other versions.
-pub(crate) fn ensure() -> Result<PathBuf> {
-    CURRENT.ensure()
-}
-
-/// A version of Kubernetes, and the directory of its binaries.
+/// A version, and the directory of its binaries.
 struct Place {
     version: String,
     parent: PathBuf,
@@ -74,25 +90,24 @@ impl Release {
     /// The directory of the binaries, built if they are missing or of other versions.
     pub(crate) fn ensure(&self) -> Result<PathBuf> {
         let Place { version, parent, directory } = self.place()?;
+        let name = self.name;
         if directory.is_dir() {
-            run::report(format!("control plane: found Kubernetes {version} in {}", directory.display()));
+            run::report(format!("releases: found {name} {version} in {}", directory.display()));
             return Ok(directory);
         }
-        setup::for_control_plane()?;
-        run::report(format!(
-            "control plane: building Kubernetes {version} from source, 3 to 6 minutes on two cores (once)"
-        ));
+        setup::for_releases()?;
+        run::report(format!("releases: building {name} {version} from source, 3 to 6 minutes on two cores (once)"));
         self.build(&version, &directory)?;
         remove_others(&parent, &directory)?;
-        run::report(format!("control plane: built {}", directory.display()));
+        run::report(format!("releases: built {}", directory.display()));
         Ok(directory)
     }
 
     fn place(&self) -> Result<Place> {
         let file = self.source().join("go.mod");
         let module = read(&file)?;
-        let version = version_of(&module, KUBERNETES);
-        let version = version.with_context(|| format!("{} names no {KUBERNETES}", file.display()))?.to_owned();
+        let version = version_of(&module, self.source);
+        let version = version.with_context(|| format!("{} names no {}", file.display(), self.source))?.to_owned();
         let parent = paths::cache()?.join(self.module);
         let directory = parent.join(key(&version, &[&module, &read(&self.source().join("go.sum"))?]));
         Ok(Place { version, parent, directory })
@@ -102,8 +117,9 @@ impl Release {
     fn build(&self, version: &str, directory: &Path) -> Result<()> {
         let temporary = directory.with_file_name(format!("{BUILDING}{}", process::id()));
         fs::create_dir_all(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
-        let packages = self.commands.iter().map(|command| format!("{KUBERNETES}/cmd/{command}"));
-        run::run_logged(self.go_build(version, &temporary.join("")).args(packages), "building Kubernetes")?;
+        let packages = self.commands.iter().map(|command| format!("{}/cmd/{command}", self.source));
+        let building = format!("building {}", self.name);
+        run::run_logged(self.go_build(version, &temporary.join("")).args(packages), &building)?;
         if self.has_etcd {
             run::run_logged(self.go_build(version, &temporary.join("etcd")).arg(ETCD), "building etcd")?;
         }

@@ -1,7 +1,7 @@
 //! Unix sockets that listen, and their files.
 //!
 //! A directory may belong to somebody else, such as a VMM. So the file is made, given away and removed through a
-//! descriptor of its directory, and only as long as it is the relay's own.
+//! descriptor of its directory, and only as long as it is the process's own.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -23,12 +23,15 @@ use tokio::{net::UnixListener, task::spawn_blocking, time::interval};
 /// Flags with which directories are opened.
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
+/// Queue of connections, as long as the standard library's.
+const BACKLOG: i32 = 128;
+
 /// Interval at which it is looked whether a socket's file is still there.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// File of a socket, removed at the end.
 #[derive(Debug)]
-pub(crate) struct SocketFile {
+pub struct SocketFile {
     path: Arc<Path>,
     directory: OwnedFd,
     name: OsString,
@@ -37,20 +40,23 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    pub(crate) fn path(&self) -> &Arc<Path> {
+    /// Path that clients are known by.
+    #[must_use]
+    pub fn path(&self) -> &Arc<Path> {
         &self.path
     }
 
     /// Whether the file is still there.
-    pub(crate) fn is_there(&self) -> bool {
+    #[must_use]
+    pub fn is_there(&self) -> bool {
         status(&self.directory, &self.name).is_ok_and(|found| identity(&found) == self.identity)
     }
 
     /// Gives the file to an owner.
     ///
     /// # Errors
-    /// Another file has taken its place, or the relay may not do it.
-    pub(crate) fn give(&self, owner: &Stat) -> io::Result<()> {
+    /// Another file has taken its place, or the process may not do it.
+    pub fn give(&self, owner: &Stat) -> io::Result<()> {
         let file = rustix::fs::openat(
             &self.directory,
             &self.name,
@@ -78,7 +84,7 @@ impl Drop for SocketFile {
 ///
 /// # Errors
 /// It cannot be opened (Linux 5.6 or newer is needed).
-pub(crate) fn open_below(directory: &Path, below: &Path) -> io::Result<OwnedFd> {
+pub fn open_below(directory: &Path, below: &Path) -> io::Result<OwnedFd> {
     let top = rustix::fs::open(directory, DIRECTORY, Mode::empty())?;
     if below.as_os_str().is_empty() {
         return Ok(top);
@@ -88,7 +94,10 @@ pub(crate) fn open_below(directory: &Path, below: &Path) -> io::Result<OwnedFd> 
 }
 
 /// Status of a file itself, not of one that it links to.
-pub(crate) fn status(directory: &OwnedFd, name: &OsStr) -> io::Result<Stat> {
+///
+/// # Errors
+/// It does not exist.
+pub fn status(directory: &OwnedFd, name: &OsStr) -> io::Result<Stat> {
     Ok(rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
@@ -96,7 +105,7 @@ pub(crate) fn status(directory: &OwnedFd, name: &OsStr) -> io::Result<Stat> {
 ///
 /// # Errors
 /// The socket cannot be made.
-pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+pub fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
@@ -104,7 +113,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
 }
 
 /// Waits until a socket's file has gone, and listens at its path again.
-pub(crate) async fn listen_again(file: Arc<SocketFile>) -> (UnixListener, SocketFile) {
+pub async fn listen_again(file: Arc<SocketFile>) -> (UnixListener, SocketFile) {
     let (mut interval, mut is_reported) = (interval(FILE_INTERVAL), false);
     loop {
         interval.tick().await;
@@ -132,14 +141,14 @@ pub(crate) async fn listen_again(file: Arc<SocketFile>) -> (UnixListener, Socket
 ///
 /// # Errors
 /// The socket cannot be made.
-pub(crate) fn listen_in(directory: OwnedFd, name: &OsStr, path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+pub fn listen_in(directory: OwnedFd, name: &OsStr, path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     // Not the path itself, on which somebody else may have another directory now.
     let reached: PathBuf =
         [OsStr::new("/proc/self/fd"), OsStr::new(&directory.as_raw_fd().to_string()), name].iter().collect();
-    let listener = match UnixListener::bind(&reached) {
+    let listener = match bind(&reached) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_behind(&directory, name, &reached)? => {
             rustix::fs::unlinkat(&directory, name, AtFlags::empty())?;
-            UnixListener::bind(&reached)
+            bind(&reached)
         }
         listener => listener,
     }?;
@@ -147,10 +156,21 @@ pub(crate) fn listen_in(directory: OwnedFd, name: &OsStr, path: &Path) -> io::Re
     Ok((listener, SocketFile { path: path.into(), directory, name: name.to_owned(), identity }))
 }
 
+/// Makes a socket that only the file's owner can connect to, whatever the umask is.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file gets the socket's own mode (net/unix/af_unix.c, `unix_bind_bsd`).
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    UnixListener::from_std(socket.into())
+}
+
 /// Whether a file is a socket on which nobody listens. A full queue of connections is no reason to wait.
 fn is_left_behind(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<bool> {
     if !FileType::from_raw_mode(status(directory, name)?.st_mode).is_socket() {
-        return Err(io::Error::other("a file that is no socket is there: remove it"));
+        return Err(io::Error::other("a file that is no socket is there"));
     }
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -162,7 +182,8 @@ fn is_left_behind(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<
 }
 
 /// Device and inode.
-pub(crate) fn identity(status: &Stat) -> (u64, u64) {
+#[must_use]
+pub fn identity(status: &Stat) -> (u64, u64) {
     (status.st_dev, status.st_ino)
 }
 
@@ -173,7 +194,7 @@ mod tests {
     use super::*;
 
     fn directory(name: &str) -> PathBuf {
-        let directory = std::env::temp_dir().join(format!("cproxy-relay-{name}-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("cproxy-daemon-{name}-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         directory
     }
@@ -193,6 +214,15 @@ mod tests {
         drop(second);
         assert_eq!(fs::read_to_string(&path).unwrap(), "another file");
         assert!(listen(&path).unwrap_err().to_string().contains("no socket"));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[tokio::test]
+    async fn only_the_owner_can_connect() {
+        let directory = directory("mode");
+        let path = directory.join("socket");
+        let _listener = listen(&path).unwrap();
+        assert_eq!(rustix::fs::stat(&path).unwrap().st_mode & 0o777, 0o600);
         fs::remove_dir_all(&directory).unwrap();
     }
 

@@ -1,0 +1,19 @@
+//! State of the agent for its endpoints.
+
+use super::measures::Measures;
+
+/// State of the agent, from the task that owns the table.
+#[derive(Debug, Default)]
+pub struct Status {
+    /// Gauges, as `cproxy get counters` prints them.
+    pub(crate) gauges: Vec<(&'static str, u64)>,
+    /// Further numbers: limits of the table, and the number of Services.
+    pub(crate) limits: Vec<(&'static str, u64)>,
+    pub(crate) measures: Measures,
+    /// Text for each thing without which the agent is not ready.
+    pub(crate) pending: Vec<String>,
+    /// Whether the last look has shown programs without effect.
+    pub(crate) has_hook_problem: bool,
+    /// Whether the Node exists; `None` without `--node-name`.
+    pub(crate) has_node: Option<bool>,
+}

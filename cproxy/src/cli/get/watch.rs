@@ -1,0 +1,129 @@
+//! `cproxy get --watch`: the rows, and then each that changes.
+//!
+//! Once a second the raw maps are read, one call for each. Only if their digest is another one, the rows are made,
+//! and the agent, which has just written the table, is asked for names. A change and its reversal within a second are
+//! not seen.
+
+use std::{collections::BTreeMap, thread, time::Duration};
+
+use cproxy_datapath::bpf::{KernelReader, PinDir};
+use serde::Serialize;
+
+use super::{GetFormat, GetOptions};
+use crate::{
+    cli::{print_or_end, terminal::layout},
+    report::{Cell, Column, Fitted, Layout, TableRow},
+};
+
+/// Time between two looks at the table.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Change of a row, in the words of the Kubernetes API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum Change {
+    Added,
+    Modified,
+    Deleted,
+}
+
+/// Line of JSON, as a watch of the Kubernetes API has it.
+#[derive(Serialize)]
+struct Event<'r, R> {
+    r#type: Change,
+    object: &'r R,
+}
+
+const CHANGE: Column = Column::fixed("CHANGE");
+
+/// Prints the rows that `read` returns, and then changed ones, until stdout is closed or the table is gone.
+pub(super) fn watch<R, Rows>(
+    options: &GetOptions,
+    pins: &PinDir,
+    read: impl Fn() -> anyhow::Result<Rows>,
+) -> anyhow::Result<()>
+where
+    R: TableRow + Serialize + PartialEq,
+    Rows: Iterator<Item = R>,
+{
+    let mut known = BTreeMap::new();
+    let mut last = None;
+    let mut printer = Printer { format: options.output, fitted: None };
+    loop {
+        pins.check_installed()?;
+        // A change after the digest gives another digest in the next round.
+        let digest = KernelReader::digest(pins)?;
+        if last.replace(digest) != Some(digest) {
+            let rows: BTreeMap<_, _> = read()?.map(|row| (row.key(), row)).collect();
+            if !print_or_end(&printer.text(&changes(&known, &rows))?)? {
+                return Ok(());
+            }
+            known = rows;
+        }
+        thread::sleep(INTERVAL);
+    }
+}
+
+/// Differences between two states, in the order of their keys.
+fn changes<'r, K: Ord, R: PartialEq>(old: &'r BTreeMap<K, R>, new: &'r BTreeMap<K, R>) -> Vec<(Change, &'r R)> {
+    let gone = old.iter().filter(|(key, _)| !new.contains_key(key)).map(|(key, row)| (key, (Change::Deleted, row)));
+    let others = new.iter().filter_map(|(key, row)| match old.get(key) {
+        None => Some((key, (Change::Added, row))),
+        Some(before) if before != row => Some((key, (Change::Modified, row))),
+        Some(_) => None,
+    });
+    let mut all: Vec<_> = gone.chain(others).collect();
+    all.sort_by_key(|(key, _)| *key);
+    all.into_iter().map(|(_, change)| change).collect()
+}
+
+/// Printer of changes. The first ones settle the columns of a table.
+struct Printer {
+    format: GetFormat,
+    fitted: Option<Fitted>,
+}
+
+impl Printer {
+    fn text<R: TableRow + Serialize>(&mut self, changes: &[(Change, &R)]) -> serde_json::Result<String> {
+        if self.format == GetFormat::Json {
+            let line = |(change, object): &(Change, &R)| {
+                Ok(format!("{}\n", serde_json::to_string(&Event { r#type: *change, object })?))
+            };
+            return changes.iter().map(line).collect();
+        }
+        let rows: Vec<_> = changes.iter().map(|(change, row)| cells(*change, *row)).collect();
+        let columns: Vec<_> = [&[CHANGE], R::COLUMNS].concat();
+        let mut text = String::new();
+        let layout = if self.format == GetFormat::Wide { Layout::Wide } else { layout() };
+        let fitted = self.fitted.get_or_insert_with(|| {
+            let fitted = Fitted::new(&columns, &rows, layout);
+            text = fitted.header(&columns);
+            fitted
+        });
+        rows.iter().for_each(|row| text.push_str(&fitted.line(row)));
+        Ok(text)
+    }
+}
+
+fn cells<R: TableRow>(change: Change, row: &R) -> Vec<Cell> {
+    let change = match change {
+        Change::Added => "ADDED",
+        Change::Modified => "MODIFIED",
+        Change::Deleted => "DELETED",
+    };
+    [vec![Cell::Text(change.to_owned())], row.cells()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_differences_are_changes() {
+        let old = BTreeMap::from([(1, "a"), (2, "b"), (3, "c")]);
+        let new = BTreeMap::from([(0, "z"), (1, "a"), (2, "x")]);
+        let found: Vec<_> = changes(&old, &new).into_iter().map(|(change, row)| (change, *row)).collect();
+        assert_eq!(found, [(Change::Added, "z"), (Change::Modified, "x"), (Change::Deleted, "c")]);
+        assert!(changes(&old, &old).is_empty());
+    }
+}

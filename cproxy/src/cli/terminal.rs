@@ -1,0 +1,24 @@
+//! Width of the terminal.
+
+use std::{env, io::IsTerminal, io::stdout};
+
+use rustix::termios::tcgetwinsize;
+
+use crate::report::Layout;
+
+/// Columns of a terminal that does not tell.
+const COLUMNS: usize = 80;
+/// Most columns that a table uses: longer lines are hard to read.
+const COLUMNS_MAX: usize = 200;
+
+/// Layout of tables on stdout: what fits the terminal, if it is one. `COLUMNS` overrides its width.
+pub(super) fn layout() -> Layout {
+    if !stdout().is_terminal() {
+        return Layout::Plain;
+    }
+    let given = env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let size = || tcgetwinsize(stdout()).ok().map(|size| usize::from(size.ws_col));
+    let is_real = |columns: &usize| *columns != 0;
+    let columns = given.filter(is_real).or_else(|| size().filter(is_real)).unwrap_or(COLUMNS);
+    Layout::Columns(columns.min(COLUMNS_MAX))
+}

@@ -1,0 +1,305 @@
+//! `cproxy trace`: each call that the programs translate, refuse or drop, as it happens.
+
+mod printer;
+
+use std::{
+    future::pending,
+    io, iter,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::anyhow;
+use clap::{Args, ValueEnum, error::ErrorKind};
+use cproxy_core::{Protocol, ServiceName};
+use cproxy_datapath::bpf::{Features, PinDir, TraceDestination, TraceFilter, TraceVerdict, Tracing, excluded_cgroup};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    signal::unix::{Signal, SignalKind, signal},
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+use self::printer::{Printing, Work};
+use super::{Format, PinDirOption, RunDirOption, check_process, print_error, wait::parse_time};
+use crate::{
+    report::FrontendRow,
+    run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_services},
+    target::Target,
+};
+
+/// Interval of looks at links, losses and counters.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of events that are taken at once. Signals, links and losses get their turn in between.
+const BATCH: usize = 512;
+/// Number of events that are printed at the end: as many as the ring buffer has room for, and more.
+const LAST_EVENTS_MAX: usize = 4_096;
+/// Limit on the time for printing the last events, after which a reader that does not read is left.
+const LAST_MAX: Duration = Duration::from_secs(2);
+
+/// Flags of `cproxy trace`.
+#[derive(Args, Debug)]
+pub(super) struct TraceOptions {
+    /// Destinations: ADDRESS, ADDRESS:PORT, ADDRESS:PORT/udp or NAMESPACE/NAME of a Service; default: all
+    #[arg(value_name = "DESTINATION")]
+    targets: Vec<Target>,
+    /// Only calls of this process
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    /// Only calls of processes in or below this cgroup2 directory
+    #[arg(long, value_name = "DIR")]
+    process_cgroup: Option<PathBuf>,
+    /// Only these verdicts, separated by commas; default: all but `reversed`
+    #[arg(long, value_name = "VERDICTS", value_enum, value_delimiter = ',')]
+    verdict: Vec<VerdictName>,
+    /// Only this protocol
+    #[arg(long, value_name = "PROTOCOL", value_enum)]
+    protocol: Option<ProtocolName>,
+    /// Show connections, refusals and drops by Service instead of events, again each second
+    #[arg(long, conflicts_with_all = ["targets", "pid", "process_cgroup", "verdict", "protocol", "count"])]
+    summary: bool,
+    /// End after this many events
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// End after this time, such as 30s or 5m
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    duration: Option<Duration>,
+    /// Output format
+    #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
+    output: Format,
+    #[command(flatten)]
+    pin: PinDirOption,
+    #[command(flatten)]
+    run: RunDirOption,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum VerdictName {
+    /// The call goes to a backend
+    Translated,
+    /// The call fails with ECONNREFUSED
+    Refused,
+    /// The call fails with EHOSTUNREACH
+    Dropped,
+    /// The process or port is excluded
+    Excluded,
+    /// The caller sees the ClusterIP in place of the backend
+    Reversed,
+    /// A translated TCP socket was closed
+    Closed,
+}
+
+impl VerdictName {
+    fn verdict(self) -> TraceVerdict {
+        match self {
+            Self::Translated => TraceVerdict::Translated,
+            Self::Refused => TraceVerdict::Refused,
+            Self::Dropped => TraceVerdict::Dropped,
+            Self::Excluded => TraceVerdict::Excluded,
+            Self::Reversed => TraceVerdict::Reversed,
+            Self::Closed => TraceVerdict::Closed,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ProtocolName {
+    Tcp,
+    Udp,
+}
+
+impl ProtocolName {
+    fn protocol(self) -> Protocol {
+        match self {
+            Self::Tcp => Protocol::Tcp,
+            Self::Udp => Protocol::Udp,
+        }
+    }
+}
+
+pub(super) fn run(options: &TraceOptions) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(trace(options));
+    // The printer may wait for a reader that does not read.
+    runtime.shutdown_background();
+    result
+}
+
+async fn trace(options: &TraceOptions) -> anyhow::Result<()> {
+    let pins = PinDir::new(&options.pin.pin_dir);
+    let features = Features::probe();
+    let filter = filter(options, features)?;
+    // Before the programs are switched: no signal may end the process without switching them back.
+    let mut signals = Signals::new()?;
+    let tracing = Tracing::start(&pins, features, &filter)?;
+    // SAFETY: its descriptor is always the same and stays open as long as it lives.
+    let tracing = unsafe { AsyncFd::register_with_interest(tracing, Interest::READABLE) };
+    let mut tracing = tracing.map_err(io::Error::from)?;
+    let mut printing = Printing::new(options);
+    let traced = follow(options, &mut tracing, &mut printing, &mut signals).await;
+    let tracing = tracing.get_mut();
+    let switched = tracing.switch_out();
+    if traced.is_ok() {
+        let events = iter::from_fn(|| tracing.next_event()).take(LAST_EVENTS_MAX).collect();
+        let is_last_summary = options.summary && matches!(options.output, Format::Json);
+        let counters = is_last_summary.then(|| tracing.counters()).transpose()?;
+        let last = printing.finish(Work { events, counters, lost: tracing.lost() });
+        match timeout(LAST_MAX, last).await {
+            Ok(printed) => printed?,
+            Err(_) => print_error(&"the last events are not printed: the reader of stdout does not read"),
+        }
+    }
+    traced?;
+    Ok(switched?)
+}
+
+/// Prints until a signal, a limit or the end of stdout.
+async fn follow(
+    options: &TraceOptions,
+    tracing: &mut AsyncFd<Tracing>,
+    printing: &mut Printing,
+    signals: &mut Signals,
+) -> anyhow::Result<()> {
+    let mut looks = interval(LOOK_INTERVAL);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let end = end_of(options.duration);
+    tokio::pin!(end);
+    loop {
+        tokio::select! {
+            () = signals.recv() => return Ok(()),
+            () = &mut end => return Ok(()),
+            _ = looks.tick() => {
+                tracing.get_mut().switch_in()?;
+                if printing.is_idle() {
+                    let tracing = tracing.get_mut();
+                    let counters = options.summary.then(|| tracing.counters()).transpose()?;
+                    printing.start(Work { events: Vec::new(), counters, lost: tracing.lost() });
+                }
+            }
+            ready = tracing.readable_mut(), if printing.is_idle() => {
+                let mut ready = ready?;
+                let tracing = ready.get_inner_mut();
+                let events: Vec<_> = iter::from_fn(|| tracing.next_event()).take(BATCH).collect();
+                let work = Work { lost: tracing.lost(), counters: None, events };
+                if work.events.len() < BATCH {
+                    ready.clear_ready();
+                }
+                printing.start(work);
+            }
+            is_open = printing.done(), if !printing.is_idle() => {
+                if !is_open? {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+async fn end_of(duration: Option<Duration>) {
+    match duration {
+        Some(duration) => sleep(duration).await,
+        None => pending().await,
+    }
+}
+
+/// Signals that end the command.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}
+
+fn filter(options: &TraceOptions, features: Features) -> anyhow::Result<TraceFilter> {
+    check_pid(options.pid, features)?;
+    options.pid.map_or(Ok(()), check_process)?;
+    let mut destinations = Vec::new();
+    for target in &options.targets {
+        match target {
+            Target::Service(name) => destinations.extend(frontends_of(name, &options.run.run_dir)?),
+            Target::Address(address) => destinations.push(TraceDestination::Address(*address)),
+            Target::Frontend(frontend) => destinations.push(TraceDestination::Frontend(*frontend)),
+        }
+    }
+    destinations.sort_unstable();
+    destinations.dedup();
+    check_protocols(options.protocol.map(ProtocolName::protocol), &destinations)?;
+    if destinations.len() > TraceFilter::ADDRESSES_MAX {
+        let (count, most) = (destinations.len(), TraceFilter::ADDRESSES_MAX);
+        let message = format!("{count} addresses and ports to trace; at most {most} are possible: name fewer");
+        return Err(clap::Error::raw(ErrorKind::TooManyValues, message).into());
+    }
+    let all = VerdictName::value_variants().iter().filter(|verdict| **verdict != VerdictName::Reversed);
+    let verdicts = if options.verdict.is_empty() { all.copied().collect() } else { options.verdict.clone() };
+    let cgroup = options.process_cgroup.as_deref().map(excluded_cgroup).transpose();
+    Ok(TraceFilter {
+        destinations,
+        pid: options.pid,
+        cgroup: cgroup.map_err(|error| anyhow!("--process-cgroup {error}"))?,
+        protocol: options.protocol.map(ProtocolName::protocol),
+        verdicts: verdicts.into_iter().filter(|_| !options.summary).map(VerdictName::verdict).collect(),
+    })
+}
+
+/// Refuses a filter that would match no event.
+fn check_pid(pid: Option<u32>, features: Features) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        pid.is_none() || features.knows_process(),
+        "--pid: this kernel does not tell the programs which process calls (Linux 6.1 does); use --process-cgroup"
+    );
+    Ok(())
+}
+
+/// Refuses a protocol that no destination has.
+fn check_protocols(protocol: Option<Protocol>, destinations: &[TraceDestination]) -> clap::error::Result<()> {
+    let is_possible = |destination: &TraceDestination| match destination {
+        TraceDestination::Address(_) => true,
+        TraceDestination::Frontend(frontend) => protocol.is_none_or(|protocol| protocol == frontend.protocol),
+    };
+    if destinations.is_empty() || destinations.iter().any(is_possible) {
+        return Ok(());
+    }
+    let message = "--protocol: no DESTINATION has this protocol; one of UDP ends with /udp";
+    Err(clap::Error::raw(ErrorKind::ArgumentConflict, message))
+}
+
+/// Frontends of a Service, which only the agent knows.
+fn frontends_of(name: &ServiceName, run_dir: &Path) -> anyhow::Result<Vec<TraceDestination>> {
+    let rows = fetch_services(run_dir, RESPONSE_TIMEOUT);
+    let rows = rows.map_err(|error| anyhow!("{name}: {}", explain_silence(run_dir, &error)))?;
+    let wanted = name.to_string();
+    let is_wanted = |row: &&FrontendRow| row.service.as_deref() == Some(&*wanted);
+    let found: Vec<_> =
+        rows.iter().filter(is_wanted).filter_map(FrontendRow::frontend).map(TraceDestination::Frontend).collect();
+    anyhow::ensure!(!found.is_empty(), "{name}: the agent serves no such Service: see cproxy get services");
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_refused_where_the_kernel_does_not_tell_it() {
+        let old = Features { errno_helper: false };
+        assert!(check_pid(None, old).is_ok() && check_pid(Some(1), Features { errno_helper: true }).is_ok());
+        let error = check_pid(Some(1), old).unwrap_err().to_string();
+        assert!(error.starts_with("--pid: ") && error.ends_with("use --process-cgroup"), "{error}");
+    }
+}

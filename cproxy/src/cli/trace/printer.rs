@@ -1,0 +1,186 @@
+//! Printer of events and counters, on a thread of its own: it waits for the reader of stdout and for the agent, while
+//! the command still obeys signals.
+
+use std::{
+    future::pending,
+    io::{self, IsTerminal, stdout},
+    mem,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use cproxy_datapath::bpf::{ServiceCounters, TraceEvent};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::task::{JoinHandle, spawn_blocking};
+
+use super::TraceOptions;
+use crate::{
+    cli::{Format, print_error, print_or_end},
+    report::{Names, TraceRow, summary_rows, summary_text, trace_header},
+    run_dir::{RESPONSE_TIMEOUT, fetch_services},
+};
+
+/// Least time between two questions to the agent for names that are unknown.
+const NAMES_INTERVAL: Duration = Duration::from_secs(2);
+/// Moves the cursor of a terminal to its first line, and clears it.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Output of one turn.
+pub(super) struct Work {
+    pub(super) events: Vec<TraceEvent>,
+    pub(super) counters: Option<ServiceCounters>,
+    /// Number of lost events so far.
+    pub(super) lost: u64,
+}
+
+/// The printer: at rest, or at work on its thread.
+pub(super) enum Printing {
+    Idle(Box<Printer>),
+    Busy(JoinHandle<(Box<Printer>, anyhow::Result<bool>)>),
+    /// After a panic of the thread.
+    Broken,
+}
+
+impl Printing {
+    pub(super) fn new(options: &TraceOptions) -> Self {
+        Self::Idle(Box::new(Printer::new(options)))
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self, Self::Idle(_))
+    }
+
+    /// Starts printing, if the printer is at rest.
+    pub(super) fn start(&mut self, work: Work) {
+        *self = match mem::replace(self, Self::Broken) {
+            Self::Idle(mut printer) => Self::Busy(spawn_blocking(move || {
+                let printed = printer.print(&work);
+                (printer, printed)
+            })),
+            other => other,
+        };
+    }
+
+    /// Waits until the printer is at rest; for ever if it is. Returns false if no more output is wanted.
+    pub(super) async fn done(&mut self) -> anyhow::Result<bool> {
+        let Self::Busy(busy) = self else { return pending().await };
+        let joined = busy.await;
+        *self = Self::Broken;
+        let (printer, printed) = joined?;
+        *self = Self::Idle(printer);
+        printed
+    }
+
+    /// Prints this after the work that has begun.
+    pub(super) async fn finish(&mut self, work: Work) -> anyhow::Result<()> {
+        if matches!(self, Self::Busy(_)) {
+            self.done().await?;
+        }
+        self.start(work);
+        self.done().await.map(drop)
+    }
+}
+
+/// State of the output.
+pub(super) struct Printer {
+    format: Format,
+    run_dir: PathBuf,
+    names: Names,
+    /// Time of the last question to the agent for names.
+    asked: Option<Instant>,
+    /// Header of the events, until it is printed.
+    header: String,
+    /// Number of events that are still wanted.
+    wanted: u64,
+    /// Lost events that were reported.
+    lost: u64,
+    /// `CLOCK_REALTIME` at the start of `CLOCK_MONOTONIC`, in nanoseconds.
+    clock_offset_ns: i128,
+}
+
+impl Printer {
+    fn new(options: &TraceOptions) -> Self {
+        let now = |clock| {
+            let now = clock_gettime(clock);
+            i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
+        };
+        let has_header = matches!(options.output, Format::Table) && !options.summary;
+        Self {
+            format: options.output,
+            run_dir: options.run.run_dir.clone(),
+            names: Names::default(),
+            asked: None,
+            header: if has_header { trace_header() } else { String::new() },
+            wanted: options.count.unwrap_or(u64::MAX),
+            lost: 0,
+            clock_offset_ns: now(ClockId::Realtime) - now(ClockId::Monotonic),
+        }
+    }
+
+    /// Returns false if no more output is wanted.
+    fn print(&mut self, work: &Work) -> anyhow::Result<bool> {
+        let mut text = mem::take(&mut self.header);
+        for event in &work.events {
+            if self.wanted == 0 {
+                break;
+            }
+            self.wanted -= 1;
+            text.push_str(&self.line(event)?);
+            text.push('\n');
+        }
+        if let Some(counters) = &work.counters {
+            text.push_str(&self.summary(counters)?);
+        }
+        self.report_losses(work.lost);
+        let is_open = match text.strip_prefix(CLEAR) {
+            Some(text) => clear() && print_or_end(text)?,
+            None => text.is_empty() || print_or_end(&text)?,
+        };
+        Ok(is_open && self.wanted > 0)
+    }
+
+    fn line(&mut self, event: &TraceEvent) -> serde_json::Result<String> {
+        if self.names.service(&event.frontend).is_none() {
+            self.ask_names();
+        }
+        let row = TraceRow::new(event, &self.names, self.clock_offset_ns);
+        match self.format {
+            Format::Table => Ok(row.text()),
+            Format::Json => serde_json::to_string(&row),
+        }
+    }
+
+    fn summary(&mut self, counters: &ServiceCounters) -> serde_json::Result<String> {
+        self.ask_names();
+        let rows = summary_rows(counters, &self.names);
+        Ok(match self.format {
+            Format::Json => serde_json::to_string(&rows)? + "\n",
+            Format::Table if stdout().is_terminal() => format!("{CLEAR}{}", summary_text(&rows)),
+            Format::Table => summary_text(&rows) + "\n",
+        })
+    }
+
+    /// Asks the agent for names, not too often. Without an agent there are none, which is no error.
+    fn ask_names(&mut self) {
+        if self.asked.is_some_and(|asked| asked.elapsed() < NAMES_INTERVAL) {
+            return;
+        }
+        let rows = fetch_services(&self.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
+        self.names = rows.into_iter().collect();
+        self.asked = Some(Instant::now());
+    }
+
+    fn report_losses(&mut self, lost: u64) {
+        if lost > self.lost {
+            let message = "events were lost: they came faster than they were printed";
+            print_error(&format_args!("{} {message}", lost - self.lost));
+            self.lost = lost;
+        }
+    }
+}
+
+/// Clears the terminal. Returns false if it is gone.
+fn clear() -> bool {
+    use io::Write;
+    stdout().write_all(CLEAR.as_bytes()).is_ok()
+}

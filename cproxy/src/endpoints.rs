@@ -1,0 +1,179 @@
+//! Endpoints of the agent for monitoring: `/metrics`, `/healthz`, `/livez` and `/readyz`.
+//!
+//! They have a thread of their own, so that they answer while the agent's loop hangs. They ask that loop for its state,
+//! with a time limit, and change nothing. Without an address there is neither thread nor state.
+
+mod health;
+mod metrics;
+mod process;
+mod services;
+
+use std::{io, sync::Arc, thread, time::SystemTime};
+
+use cproxy_daemon::{
+    ListenAddress, MetricsFormat, StatusListener, StatusRequest, StatusResponse, unix_socket::SocketFile,
+};
+use cproxy_datapath::bpf::{PinDir, ServiceCounters};
+use health::Probes;
+pub use services::ServiceCalls;
+use tokio::{runtime::Builder, sync::mpsc, time::timeout};
+
+use crate::{
+    agent::Status,
+    run_dir::{self, RESPONSE_TIMEOUT, Request},
+};
+
+/// Name of the thread.
+const THREAD: &str = "endpoints";
+/// Its stack, which is small in a release.
+const STACK_BYTES: usize = 512 << 10;
+
+/// Paths that a listener serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Paths {
+    metrics: bool,
+    health: bool,
+}
+
+/// Listeners that do not serve yet.
+#[derive(Debug, Default)]
+pub struct Endpoints {
+    listeners: Vec<(StatusListener, Paths)>,
+    files: Vec<SocketFile>,
+}
+
+/// Failure to open an endpoint.
+#[derive(Debug, thiserror::Error)]
+#[error("{flag} {address}: {error}; {}", advice(.error))]
+pub struct EndpointError {
+    flag: &'static str,
+    address: ListenAddress,
+    error: io::Error,
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "choose a port from 1024, or a path that belongs to the agent's user: the agent has no further rights"
+        }
+        _ => "choose another address",
+    }
+}
+
+/// Files of the endpoints' unix sockets, removed when this is dropped.
+#[derive(Debug)]
+pub struct EndpointFiles(#[expect(dead_code, reason = "it is there to be dropped")] Vec<SocketFile>);
+
+impl Endpoints {
+    /// Opens the listeners; one if both addresses are the same. Call it inside a tokio runtime.
+    ///
+    /// # Errors
+    /// An address is in use or cannot be bound.
+    pub fn open(metrics: Option<&ListenAddress>, health: Option<&ListenAddress>) -> Result<Self, EndpointError> {
+        let mut endpoints = Self::default();
+        let is_shared = metrics == health;
+        let first =
+            if is_shared { "--metrics-bind-address and --healthz-bind-address" } else { "--metrics-bind-address" };
+        for (flag, address, paths) in [
+            (first, metrics, Paths { metrics: true, health: is_shared }),
+            ("--healthz-bind-address", health.filter(|_| !is_shared), Paths { metrics: false, health: true }),
+        ] {
+            let Some(address) = address else { continue };
+            let opened = StatusListener::open(address);
+            let (listener, file) = opened.map_err(|error| EndpointError { flag, address: address.clone(), error })?;
+            tracing::info!(name: "listening", "{flag}: listening on {}", listener.address(address));
+            endpoints.listeners.push((listener, paths));
+            endpoints.files.extend(file);
+        }
+        Ok(endpoints)
+    }
+
+    /// Whether there is no listener.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.listeners.is_empty()
+    }
+
+    /// Serves for ever, on a thread that is started. Without a listener there is none.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(self, requests: mpsc::Sender<Request>, pins: PinDir) -> io::Result<EndpointFiles> {
+        if !self.is_empty() {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            let started = SystemTime::now();
+            let server = Arc::new(Server { requests, pins, started, probes: Probes::default() });
+            let serve = move || {
+                runtime.block_on(async move {
+                    for (listener, paths) in self.listeners {
+                        let server = server.clone();
+                        let respond = move |request| server.clone().respond(request, paths);
+                        drop(tokio::spawn(listener.serve(respond)));
+                    }
+                    std::future::pending::<()>().await;
+                });
+            };
+            drop(thread::Builder::new().name(THREAD.to_owned()).stack_size(STACK_BYTES).spawn(serve)?);
+        }
+        Ok(EndpointFiles(self.files))
+    }
+}
+
+/// State of the server.
+struct Server {
+    /// Way to the task that owns the table.
+    requests: mpsc::Sender<Request>,
+    pins: PinDir,
+    /// Time at which the agent was started.
+    started: SystemTime,
+    probes: Probes,
+}
+
+impl Server {
+    async fn respond(self: Arc<Self>, request: StatusRequest, paths: Paths) -> StatusResponse {
+        match &*request.path {
+            "/metrics" if paths.metrics => self.metrics(MetricsFormat::of_accept(request.accept.as_deref())).await,
+            "/healthz" if paths.health => self.probes.healthz(self.status().await.as_ref()),
+            "/livez" if paths.health => self.probes.livez(self.status().await.as_ref()),
+            "/readyz" if paths.health => health::readyz(self.status().await.as_ref()),
+            _ => StatusResponse::text(404, paths.list()),
+        }
+    }
+
+    /// State of the agent; `None` if its loop hangs.
+    async fn status(&self) -> Option<Status> {
+        let status = timeout(RESPONSE_TIMEOUT, run_dir::send(&self.requests, Request::Status)).await;
+        status.ok()?.ok()
+    }
+
+    /// Calls by Service, if the programs count them.
+    async fn service_calls(&self) -> Vec<ServiceCalls> {
+        let counters = ServiceCounters::read(&self.pins).map_err(|error| tracing::debug!("metrics: {error}"));
+        let Ok(Some(counters)) = counters else { return Vec::new() };
+        let send = |sender| Request::ServiceCalls(counters, sender);
+        let calls = timeout(RESPONSE_TIMEOUT, run_dir::send(&self.requests, send)).await;
+        calls.ok().and_then(Result::ok).unwrap_or_default()
+    }
+
+    async fn metrics(&self, format: MetricsFormat) -> StatusResponse {
+        match self.status().await {
+            Some(status) => {
+                let mut kernel = metrics::Kernel::read(&self.pins);
+                kernel.calls = self.service_calls().await;
+                let body = metrics::text(format, &status, &kernel, &self.probes, self.started);
+                StatusResponse { code: 200, content_type: format.content_type(), body }
+            }
+            None => StatusResponse::text(503, health::NO_ANSWER),
+        }
+    }
+}
+
+impl Paths {
+    fn list(self) -> &'static str {
+        match (self.metrics, self.health) {
+            (true, true) => "see /metrics, /healthz, /livez and /readyz\n",
+            (true, false) => "see /metrics\n",
+            (false, _) => "see /healthz, /livez and /readyz\n",
+        }
+    }
+}

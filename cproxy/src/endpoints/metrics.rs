@@ -1,0 +1,255 @@
+//! Text of `/metrics`: kube-proxy's names where the meaning is the same, and cproxy's own for the rest.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cproxy_daemon::{
+    Exposition, MetricKind,
+    MetricKind::{Counter, Gauge},
+    MetricsFormat,
+};
+use cproxy_datapath::{
+    LAYOUT_VERSION,
+    bpf::{HookTime, PinDir, hook_times, read_counters},
+};
+
+use super::{
+    health::Probes,
+    process,
+    services::{self, ServiceCalls},
+};
+use crate::agent::{Measures, Status};
+
+/// Numbers that are read from the kernel.
+#[derive(Debug, Default)]
+pub(super) struct Kernel {
+    counters: Vec<(&'static str, u64)>,
+    hooks: Vec<HookTime>,
+    /// Calls by Service, if the programs count them.
+    pub(super) calls: Vec<ServiceCalls>,
+}
+
+impl Kernel {
+    /// Reads what can be read.
+    pub(super) fn read(pins: &PinDir) -> Self {
+        let counters = read_counters(pins).map_err(|error| tracing::debug!("metrics: {error}"));
+        let hooks = hook_times(pins).map_err(|error| tracing::debug!("metrics: {error}"));
+        Self { counters: counters.unwrap_or_default(), hooks: hooks.unwrap_or_default(), calls: Vec::new() }
+    }
+}
+
+/// Metric from a counter of `cproxy get counters`.
+struct Row {
+    /// Name there.
+    counter: &'static str,
+    metric: &'static str,
+    /// Value of the label `resource`, if there is one.
+    resource: Option<&'static str>,
+    kind: MetricKind,
+    help: &'static str,
+}
+
+const fn row(counter: &'static str, metric: &'static str, kind: MetricKind, help: &'static str) -> Row {
+    Row { counter, metric, resource: None, kind, help }
+}
+
+const fn entries(counter: &'static str, resource: &'static str) -> Row {
+    let help = "Entries of the kernel's tables that are in use.";
+    Row { counter, metric: "cproxy_entries", resource: Some(resource), kind: Gauge, help }
+}
+
+const fn limit(counter: &'static str, resource: &'static str) -> Row {
+    let help = "Entries that the kernel's tables can have.";
+    Row { counter, metric: "cproxy_entries_max", resource: Some(resource), kind: Gauge, help }
+}
+
+/// All of them. Rows of one metric follow each other.
+const ROWS: [Row; 31] = [
+    row(
+        "forwarded",
+        "cproxy_connections_total",
+        Counter,
+        "Connects, and first datagrams of flows, that got a backend.",
+    ),
+    row("refused", "cproxy_refusals_total", Counter, "Calls that failed with ECONNREFUSED."),
+    row("dropped", "cproxy_drops_total", Counter, "Calls that failed with EHOSTUNREACH."),
+    row("state_lost", "cproxy_socket_states_lost_total", Counter, "Sockets for whose state there was no memory."),
+    row("affinity_lost", "cproxy_affinities_lost_total", Counter, "Clients whose backend could not be remembered."),
+    entries("frontends", "frontends"),
+    entries("backends", "backends"),
+    entries("affinity_clients", "affinity_clients"),
+    entries("tcp_places", "tcp_places"),
+    entries("udp_flows", "udp_flows"),
+    limit("frontends_max", "frontends"),
+    limit("backends_max", "backends"),
+    limit("affinity_clients_max", "affinity_clients"),
+    limit("tcp_places_max", "tcp_places"),
+    limit("udp_flows_max", "udp_flows"),
+    row("tcp_without_place", "cproxy_tcp_without_place_total", Counter, "Connects that found no place for their peer."),
+    row("udp_flows_evicted", "cproxy_udp_flows_evicted", Gauge, "Entries of UDP flows that newer ones have evicted."),
+    row("services_without_room", "cproxy_services_without_room", Gauge, "Services that do not fit into the tables."),
+    row("object_problems", "cproxy_object_problems", Gauge, "Errors in objects, one for each object and reason."),
+    row("sockets_closed", "cproxy_sockets_closed_total", Counter, "Stale sockets that were closed."),
+    row("sockets_left", "cproxy_sockets_left", Gauge, "Stale sockets that the last search left open."),
+    row("sockets_unseen", "cproxy_sockets_unseen", Gauge, "Processes and namespaces that it could not inspect."),
+    row("sockets_passes", "cproxy_socket_searches_total", Counter, "Searches for stale sockets."),
+    row("tcp_places_freed", "cproxy_tcp_places_freed_total", Counter, "Places of TCP sockets that were freed."),
+    row("tcp_places_searches", "cproxy_tcp_place_searches_total", Counter, "Searches for such places."),
+    row(
+        "tcp_places_unseen",
+        "cproxy_tcp_places_unseen",
+        Gauge,
+        "Processes and namespaces that they could not inspect.",
+    ),
+    row("hook_checks", "cproxy_hook_checks_total", Counter, "Looks at the programs."),
+    row("hook_repairs", "cproxy_reattachments_total", Counter, "Times that the programs were attached again."),
+    row("canary_failures", "cproxy_canary_failures_total", Counter, "Looks at which a call did not reach its target."),
+    row("services", "cproxy_services", Gauge, "Services that the agent knows."),
+    row(
+        "api_server_silent_seconds",
+        "cproxy_api_server_silent_seconds",
+        Gauge,
+        "Seconds since the API server last confirmed what the agent knows.",
+    ),
+];
+
+/// The text.
+pub(super) fn text(
+    format: MetricsFormat,
+    status: &Status,
+    kernel: &Kernel,
+    probes: &Probes,
+    started: SystemTime,
+) -> String {
+    let mut metrics = Exposition::new(format);
+    write_rows(&mut metrics, |counter| {
+        let mut known = kernel.counters.iter().chain(&status.gauges).chain(&status.limits);
+        known.find(|(name, _)| *name == counter).map(|(_, value)| *value)
+    });
+    write_state(&mut metrics, status);
+    write_measures(&mut metrics, &status.measures);
+    write_hooks(&mut metrics, &kernel.hooks);
+    services::write(&mut metrics, &kernel.calls);
+    for (name, probe, responses) in [
+        ("kubeproxy_proxy_healthz_total", "/healthz", &probes.healthz),
+        ("kubeproxy_proxy_livez_total", "/livez", &probes.livez),
+    ] {
+        metrics.start(name, Counter, &format!("Responses to {probe} by status code."));
+        for (code, count) in responses.read() {
+            metrics.line(name, &[("code", code)], count);
+        }
+    }
+    process::write(&mut metrics, started);
+    metrics.start("cproxy_build_info", Gauge, "1, with the version and that of the table layout.");
+    let layout = LAYOUT_VERSION.to_string();
+    metrics.line("cproxy_build_info", &[("version", env!("CARGO_PKG_VERSION")), ("layout", &layout)], 1);
+    metrics.finish()
+}
+
+fn write_rows(metrics: &mut Exposition, value: impl Fn(&str) -> Option<u64>) {
+    let mut before = "";
+    for row in &ROWS {
+        let Some(value) = value(row.counter) else { continue };
+        if row.metric != before {
+            metrics.start(row.metric, row.kind, row.help);
+            before = row.metric;
+        }
+        match row.resource {
+            Some(resource) => metrics.line(row.metric, &[("resource", resource)], value),
+            None => metrics.line(row.metric, &[], value),
+        }
+    }
+}
+
+fn write_state(metrics: &mut Exposition, status: &Status) {
+    let is_ready = u8::from(status.pending.is_empty());
+    metrics.number("cproxy_ready", Gauge, "1 if /readyz has nothing pending.", is_ready);
+    let help = "1 unless the programs are known to have lost their effect.";
+    metrics.number("cproxy_programs_effective", Gauge, help, u8::from(!status.has_hook_problem));
+}
+
+fn write_measures(metrics: &mut Exposition, measures: &Measures) {
+    let help = "Duration of writes of the table in seconds.";
+    metrics.histogram("kubeproxy_sync_proxy_rules_duration_seconds", help, &measures.syncs);
+    let help = "Duration of writes of the whole table in seconds.";
+    metrics.histogram("kubeproxy_sync_full_proxy_rules_duration_seconds", help, &measures.full_syncs);
+    for (name, help, time) in [
+        (
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "Time of the last change, in seconds since 1970.",
+            measures.last_queued,
+        ),
+        (
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "Time of the last write that succeeded, in seconds since 1970.",
+            measures.last_sync,
+        ),
+    ] {
+        let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        metrics.number(name, Gauge, help, since.as_secs_f64());
+    }
+    for (kind, changes) in [("service", measures.services), ("endpoint", measures.endpoints)] {
+        let (start, help) =
+            (format!("kubeproxy_sync_proxy_rules_{kind}_changes"), format!("Changes of {kind} objects."));
+        metrics.number(&format!("{start}_total"), Counter, &help, changes.total);
+        let help = format!("Changes of {kind} objects that are not written yet.");
+        metrics.number(&format!("{start}_pending"), Gauge, &help, changes.pending);
+    }
+    let help = "Writes of the table that failed.";
+    metrics.number("cproxy_table_write_failures_total", Counter, help, measures.write_failures);
+    metrics.start("cproxy_resumes_total", Counter, "Times that the agent resumed after a sign of a restored VM.");
+    for (sign, count) in measures.resumes() {
+        metrics.line("cproxy_resumes_total", &[("sign", sign)], count);
+    }
+}
+
+fn write_hooks(metrics: &mut Exposition, hooks: &[HookTime]) {
+    if hooks.is_empty() {
+        return;
+    }
+    metrics.start("cproxy_hook_seconds_total", Counter, "Time that the programs have taken, in seconds.");
+    for hook in hooks {
+        metrics.line("cproxy_hook_seconds_total", &[("hook", hook.hook)], hook.time.as_secs_f64());
+    }
+    metrics.start("cproxy_hook_runs_total", Counter, "Runs of the programs.");
+    for hook in hooks {
+        metrics.line("cproxy_hook_runs_total", &[("hook", hook.hook)], hook.runs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn a_metric_has_one_head_even_if_it_has_many_lines() {
+        let kernel = Kernel {
+            counters: ROWS.iter().map(|row| (row.counter, 7)).collect(),
+            hooks: vec![HookTime { hook: "connect4", time: Duration::from_millis(5), runs: 9 }],
+            calls: Vec::new(),
+        };
+        for format in [MetricsFormat::Text, MetricsFormat::OpenMetrics] {
+            let text = text(format, &Status::default(), &kernel, &Probes::default(), SystemTime::now());
+            let heads: Vec<_> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
+            assert_eq!(heads.iter().collect::<BTreeSet<_>>().len(), heads.len(), "{text}");
+            for line in [
+                "cproxy_entries{resource=\"udp_flows\"} 7",
+                "cproxy_hook_seconds_total{hook=\"connect4\"} 0.005",
+                "cproxy_resumes_total{sign=\"reseed\"} 0",
+                "kubeproxy_proxy_healthz_total{code=\"503\"} 0",
+                "kubeproxy_sync_proxy_rules_last_timestamp_seconds 0",
+            ] {
+                assert!(text.lines().any(|other| other == line), "{line} is missing in {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_not_known_are_left_out() {
+        let mut metrics = Exposition::new(MetricsFormat::Text);
+        write_rows(&mut metrics, |counter| (counter == "tcp_places").then_some(1));
+        let text = metrics.finish();
+        assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), 1, "{text}");
+    }
+}

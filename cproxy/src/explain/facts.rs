@@ -1,0 +1,112 @@
+//! Facts about a destination, and about the process that asks.
+
+use std::path::PathBuf;
+
+use cproxy_core::{Backend, Frontend};
+
+use super::probe::Probe;
+use crate::{
+    report::{AgentReport, FrontendRow, HealthReport, ServiceReport, SocketRow},
+    target::Target,
+};
+
+/// All facts. A part that could not be had is its reason.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The destination.
+    pub target: Target,
+    /// The table in the kernel.
+    pub kernel: Result<KernelFacts, String>,
+    /// The agent's view.
+    pub agent: Result<AgentFacts, String>,
+    /// The programs.
+    pub programs: ProgramFacts,
+    /// The process that calls.
+    pub process: Result<ProcessFacts, String>,
+    /// Sockets that are connected to the destination now.
+    pub sockets: Result<SocketFacts, String>,
+    /// Calls to the backends themselves or, if none were tried, the backends without a route.
+    pub probes: Vec<Probe>,
+}
+
+/// Part of the kernel's table.
+#[derive(Clone, Debug, Default)]
+pub struct KernelFacts {
+    /// Frontends with the destination's addresses, without names.
+    pub frontends: Vec<FrontendRow>,
+    /// Whether calls to other ports of the address are refused.
+    pub refuses_other_ports: bool,
+    /// Frontends that have the address as a backend.
+    pub backend_of: Vec<Frontend>,
+}
+
+/// A running agent.
+#[derive(Clone, Debug)]
+pub struct AgentFacts {
+    /// Its process, if that is known.
+    pub pid: Option<u32>,
+    /// Its view of the destination.
+    pub report: AgentReport,
+}
+
+impl AgentFacts {
+    /// The Service of that frontend, if the agent wants one to have it.
+    #[must_use]
+    pub fn service_of(&self, frontend: Frontend) -> Option<(&ServiceReport, &FrontendRow)> {
+        let row = |service: &&ServiceReport| service.frontends.iter().any(|row| row.frontend() == Some(frontend));
+        let service = self.report.services.iter().find(row)?;
+        Some((service, service.frontends.iter().find(|row| row.frontend() == Some(frontend))?))
+    }
+}
+
+/// The programs.
+#[derive(Clone, Debug)]
+pub enum ProgramFacts {
+    /// A running agent has just looked at them.
+    Looked(HealthReport),
+    /// Without an agent: links of ours that are not attached anywhere.
+    Detached(Vec<&'static str>),
+}
+
+/// The process that calls.
+#[derive(Clone, Debug)]
+pub struct ProcessFacts {
+    /// Its id.
+    pub pid: u32,
+    /// Whether this is `cproxy explain` itself, for want of another one.
+    pub is_self: bool,
+    /// Name.
+    pub command: String,
+    /// User.
+    pub uid: u32,
+    /// Directory of its cgroup; the reason if it is unknown.
+    pub cgroup: Result<PathBuf, String>,
+    /// Links of ours whose programs do not run for it.
+    pub missing_programs: Vec<&'static str>,
+    /// Whether its user is excluded.
+    pub has_excluded_uid: bool,
+    /// Whether its cgroup, or one above it, is excluded.
+    pub has_excluded_cgroup: bool,
+    /// Excluded ports.
+    pub excluded_ports: Vec<u16>,
+}
+
+/// Sockets that are connected to the destination.
+#[derive(Clone, Debug, Default)]
+pub struct SocketFacts {
+    /// Those that cproxy has translated.
+    pub translated: Vec<SocketRow>,
+    /// Those that are connected to the frontend itself.
+    pub direct: Vec<DirectFact>,
+}
+
+/// Socket that is connected to a frontend itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectFact {
+    /// The frontend.
+    pub frontend: Frontend,
+    /// Its own end.
+    pub local: Backend,
+    /// A process that has it, and its name.
+    pub process: Option<(u32, String)>,
+}

@@ -1,0 +1,291 @@
+//! Findings that concern all calls to a destination: programs, process, agent, source, table and sockets.
+
+use std::{collections::BTreeMap, fmt};
+
+use cproxy_core::{Frontend, printable};
+use serde::Serialize;
+
+use super::{
+    facts::{Facts, ProcessFacts, ProgramFacts, SocketFacts},
+    probe::Probe,
+    verdict::calls,
+};
+use crate::report::{ChangeRow, FrontendRow, SocketRow};
+
+/// Number of retransmissions from which on a socket counts as one whose peer does not answer.
+const RETRANSMITS_MIN: u8 = 2;
+
+/// Maximum number of processes and backends that a text names.
+const NAMED_MAX: usize = 3;
+
+/// State of a fact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// As it should be.
+    Ok,
+    /// Calls are answered, with less certainty.
+    Degraded,
+    /// Calls are not translated.
+    Broken,
+}
+
+/// One fact and its state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// State.
+    pub state: State,
+    /// Name of the fact.
+    pub name: &'static str,
+    /// The fact.
+    pub detail: String,
+}
+
+impl State {
+    /// Name in the output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Degraded => "degraded",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+fn finding(state: State, name: &'static str, detail: impl fmt::Display) -> Finding {
+    Finding { state, name, detail: printable(&detail.to_string()) }
+}
+
+/// All findings, in the order in which one would look for a cause.
+#[must_use]
+pub fn findings(facts: &Facts) -> Vec<Finding> {
+    let mut all = vec![programs(facts), process(facts), agent(facts)];
+    if let Ok(agent) = &facts.agent {
+        let state = if agent.report.source.is_good() { State::Ok } else { State::Degraded };
+        all.push(finding(state, "source", &agent.report.source));
+        all.extend(node(facts));
+        all.extend(table(facts));
+        let problems = agent.report.services.iter().flat_map(|service| &service.problems);
+        all.extend(problems.map(|problem| finding(State::Degraded, "problem", problem)));
+        all.extend(changed(facts));
+    }
+    all.extend(sockets(facts));
+    all.extend(backends(facts));
+    all
+}
+
+/// Reason why a call of the process is not translated, although the table has its destination.
+pub(super) fn obstacle(facts: &Facts, call: Frontend) -> Option<String> {
+    let process = facts.process.as_ref().ok();
+    let by_process = process.and_then(obstacle_of);
+    let by_port = process.filter(|process| process.excluded_ports.contains(&call.port));
+    by_process
+        .or_else(|| by_port.map(|_| format!("port {} is excluded (--exclude-port)", call.port)))
+        .or_else(|| programs_obstacle(&facts.programs))
+}
+
+fn obstacle_of(process: &ProcessFacts) -> Option<String> {
+    let of_process = if process.is_self { "this process" } else { "the process" };
+    if process.has_excluded_cgroup {
+        return Some(format!("the cgroup of {of_process} is excluded (--exclude-cgroup)"));
+    }
+    if process.has_excluded_uid {
+        return Some(format!("user {} of {of_process} is excluded (--exclude-uid)", process.uid));
+    }
+    let missing = process.missing_programs.iter().any(|link| !link.starts_with("sock_"));
+    missing.then(|| {
+        let cgroup = process.cgroup.as_ref().map_or_else(|_| "?".to_owned(), |dir| dir.display().to_string());
+        format!(
+            "{} not run in {cgroup}, the cgroup of {of_process}: it is not in or below the one that cproxy is attached \
+             to (--cgroup)",
+            programs_named(&process.missing_programs)
+        )
+    })
+}
+
+fn programs_named(links: &[&str]) -> String {
+    match links {
+        [link] => format!("program {link} does"),
+        links => format!("programs {} do", links.join(", ")),
+    }
+}
+
+fn programs_obstacle(programs: &ProgramFacts) -> Option<String> {
+    match programs {
+        ProgramFacts::Looked(report) if report.is_good() => None,
+        ProgramFacts::Looked(report) => Some(format!("the programs have no effect: {report}")),
+        ProgramFacts::Detached(links) if links.is_empty() => None,
+        ProgramFacts::Detached(links) => {
+            Some(format!("{} not run: detached; `cproxy run` attaches them", programs_named(links)))
+        }
+    }
+}
+
+fn programs(facts: &Facts) -> Finding {
+    match (&facts.kernel, programs_obstacle(&facts.programs), &facts.programs) {
+        (Err(error), ..) => finding(State::Broken, "programs", error),
+        (_, Some(obstacle), _) => finding(State::Broken, "programs", obstacle),
+        (_, None, ProgramFacts::Looked(report)) => finding(State::Ok, "programs", report),
+        (_, None, ProgramFacts::Detached(_)) => finding(State::Ok, "programs", "attached"),
+    }
+}
+
+fn process(facts: &Facts) -> Finding {
+    let process = match &facts.process {
+        Ok(process) => process,
+        Err(error) => return finding(State::Degraded, "process", error),
+    };
+    let ProcessFacts { pid, is_self, command, uid, cgroup, .. } = process;
+    let of = if *is_self { " (this one; --pid names another)" } else { "" };
+    let cgroup = match cgroup {
+        Ok(dir) => format!("cgroup {}", dir.display()),
+        Err(error) => format!("cgroup unknown: {error}"),
+    };
+    let subject = format!("{pid}/{command}{of}, uid {uid}, {cgroup}");
+    match obstacle_of(process) {
+        Some(obstacle) => finding(State::Broken, "process", format!("{subject}: {obstacle}")),
+        None if facts.kernel.is_ok() => finding(State::Ok, "process", format!("{subject}: its calls are translated")),
+        None => finding(State::Ok, "process", subject),
+    }
+}
+
+fn agent(facts: &Facts) -> Finding {
+    match &facts.agent {
+        Ok(agent) => {
+            let pid = agent.pid.map_or_else(|| "it".to_owned(), |pid| format!("process {pid}"));
+            match agent.report.synced_seconds {
+                Some(seconds) => finding(State::Ok, "agent", format!("{pid}, ready for {}", time(seconds))),
+                None => finding(State::Degraded, "agent", format!("{pid} has no complete list of its objects yet")),
+            }
+        }
+        Err(error) if facts.kernel.is_ok() => {
+            finding(State::Degraded, "agent", format!("{error}; the table stays as it is until then"))
+        }
+        Err(error) => finding(State::Degraded, "agent", error),
+    }
+}
+
+/// A node's name that the source does not know.
+fn node(facts: &Facts) -> Option<Finding> {
+    let report = &facts.agent.as_ref().ok()?.report;
+    let name = report.node_name.as_ref().filter(|_| !report.has_node)?;
+    let detail = format!(
+        "the source has no Node {name}, or the agent may not read it: hints for zones do not count; check --node-name"
+    );
+    Some(finding(State::Degraded, "node", detail))
+}
+
+/// Whether the kernel has what the agent wants.
+fn table(facts: &Facts) -> Option<Finding> {
+    let (kernel, agent) = (facts.kernel.as_ref().ok()?, facts.agent.as_ref().ok()?);
+    // Before that, the agent wants nothing.
+    agent.report.synced_seconds?;
+    let calls = calls(facts);
+    let wanted: BTreeMap<_, _> = agent
+        .report
+        .services
+        .iter()
+        .flat_map(|service| &service.frontends)
+        .filter_map(|row| Some((row.frontend()?, row)))
+        .filter(|(frontend, _)| calls.contains(frontend))
+        .collect();
+    let known: BTreeMap<_, _> = kernel.frontends.iter().filter_map(|row| Some((row.frontend()?, row))).collect();
+    let agree = |wanted: Option<&&FrontendRow>, known: Option<&&FrontendRow>| match (wanted, known) {
+        (Some(wanted), Some(known)) => wanted.action == known.action && wanted.backends == known.backends,
+        (None, None) => true,
+        _ => false,
+    };
+    let differing: Vec<_> =
+        calls.iter().filter(|call| !agree(wanted.get(call), known.get(call))).map(ToString::to_string).collect();
+    if differing.is_empty() {
+        return (!wanted.is_empty()).then(|| finding(State::Ok, "table", "the kernel has what the agent wants"));
+    }
+    let some = differing.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    let detail = format!(
+        "the kernel has something else than the agent wants, at {some}: the agent is about to write it, or cannot \
+         (see its log)"
+    );
+    Some(finding(State::Degraded, "table", detail))
+}
+
+fn changed(facts: &Facts) -> Vec<Finding> {
+    let Ok(agent) = &facts.agent else { return Vec::new() };
+    let Some(synced) = agent.report.synced_seconds else { return Vec::new() };
+    let services = agent.report.services.iter();
+    services
+        .map(|service| {
+            let name = &service.service;
+            let detail = match service.last_change {
+                Some(ChangeRow { seconds_ago, before: Some(before), after }) => {
+                    format!("{name} {} ago: {before} -> {after} backends", time(seconds_ago))
+                }
+                Some(ChangeRow { seconds_ago, before: None, after }) => {
+                    format!("{name} {} ago: new, with {after} backends", time(seconds_ago))
+                }
+                None => format!("{name} has not changed for {}, or many other Services have since", time(synced)),
+            };
+            finding(State::Ok, "changed", detail)
+        })
+        .collect()
+}
+
+fn sockets(facts: &Facts) -> Vec<Finding> {
+    let SocketFacts { translated, direct } = match &facts.sockets {
+        Ok(sockets) => sockets,
+        Err(error) => return vec![finding(State::Degraded, "sockets", error)],
+    };
+    let mut all = Vec::new();
+    let count = |state: &str| translated.iter().filter(|socket| socket.state == state).count();
+    let (open, stale) = (translated.len(), count("stale"));
+    if open != 0 {
+        let stale_text =
+            if stale == 0 { String::new() } else { format!(", {stale} of them to backends that have left") };
+        let state = if stale == 0 { State::Ok } else { State::Degraded };
+        all.push(finding(state, "sockets", format!("{open} connected{stale_text}")));
+    }
+    let mut silent = BTreeMap::<String, Vec<&SocketRow>>::new();
+    for socket in translated.iter().filter(|socket| socket.retransmits >= RETRANSMITS_MIN) {
+        silent.entry(socket.backend.to_string()).or_default().push(socket);
+    }
+    for (backend, sockets) in silent {
+        let most = sockets.iter().map(|socket| socket.retransmits).max().unwrap_or_default();
+        let detail = format!(
+            "backend {backend} does not acknowledge what {} of its sockets send, up to {most} times: it is gone, or \
+             the way to it loses packets, perhaps large ones alone (MTU)",
+            sockets.len()
+        );
+        all.push(finding(State::Degraded, "sockets", detail));
+    }
+    if !direct.is_empty() {
+        let named = direct.iter().filter_map(|socket| socket.process.as_ref());
+        let named: Vec<_> = named.take(NAMED_MAX).map(|(pid, command)| format!("{pid}/{command}")).collect();
+        let of = if named.is_empty() { String::new() } else { format!(" (of {})", named.join(", ")) };
+        let detail = format!(
+            "{} connected, or connecting, to the ClusterIP itself{of}: from before the programs were attached, or of \
+             a process that is not translated; they must connect anew",
+            direct.len()
+        );
+        all.push(finding(State::Degraded, "sockets", detail));
+    }
+    all
+}
+
+/// Outcome of the calls to backends.
+fn backends(facts: &Facts) -> Vec<Finding> {
+    let finding_of = |Probe { backend, outcome, .. }: &Probe| {
+        let state = if outcome.is_good() { State::Ok } else { State::Degraded };
+        finding(state, "backend", format!("{backend} {outcome}"))
+    };
+    facts.probes.iter().map(finding_of).collect()
+}
+
+/// A time in its largest unit.
+fn time(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}

@@ -1,0 +1,177 @@
+//! Gathering of the facts: from the kernel, the agent and /proc. Changes nothing.
+
+use std::{collections::BTreeSet, fs, io, path::Path, thread, time::Duration};
+
+use cproxy_core::{Address, Backend, Frontend, KernelSet, KernelTable, Protocol};
+use cproxy_datapath::{
+    bpf::{KernelReader, PinDir, ProcessCgroup, attached, missing_programs, read_exclusions},
+    sockets::{self, DirectSocket},
+};
+
+use super::{
+    facts::{AgentFacts, DirectFact, Facts, KernelFacts, ProcessFacts, ProgramFacts, SocketFacts},
+    probe::{probe, without_route},
+    verdict::calls,
+};
+use crate::{
+    agent::socket_setup,
+    report::{FrontendRow, Names, SocketRow},
+    run_dir::{self, explain_silence, fetch_explanation, fetch_health},
+    target::Target,
+};
+
+/// Pause before a second look, if agent and kernel differ: the agent may be about to write.
+const SETTLING: Duration = Duration::from_millis(100);
+
+/// Gathers the facts about a destination, and about the process with this id; about this one without it. With `probes`
+/// it also calls the backends.
+#[must_use]
+pub fn gather(target: Target, pid: Option<u32>, probes: bool, pins: &PinDir, run_dir: &Path) -> Facts {
+    let programs = match fetch_health(run_dir) {
+        Ok(report) => ProgramFacts::Looked(report),
+        Err(_) => ProgramFacts::Detached(detached(pins)),
+    };
+    let mut facts = Facts {
+        agent: agent(&target, run_dir),
+        kernel: Err(String::new()),
+        programs,
+        process: process(pid, pins),
+        sockets: Ok(SocketFacts::default()),
+        probes: Vec::new(),
+        target,
+    };
+    facts.kernel = kernel(&facts, pins);
+    if differs(&facts) {
+        thread::sleep(SETTLING);
+        facts.agent = agent(&facts.target, run_dir);
+        facts.kernel = kernel(&facts, pins);
+    }
+    let calls = calls(&facts);
+    if facts.kernel.is_ok() && !calls.is_empty() {
+        facts.sockets = sockets(pins, &calls);
+    }
+    let backends = backends(&facts, &calls);
+    if probes {
+        facts.probes = probe(&backends);
+    } else if has_own_network(pid) {
+        facts.probes = without_route(&backends, &socket_setup(pins));
+    }
+    facts
+}
+
+/// Whether the process is in the network namespace of this one.
+fn has_own_network(pid: Option<u32>) -> bool {
+    let Some(pid) = pid else { return true };
+    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/net")).ok();
+    namespace("self").is_some_and(|own| namespace(&pid.to_string()) == Some(own))
+}
+
+/// Links of ours that are not attached.
+fn detached(pins: &PinDir) -> Vec<&'static str> {
+    let is_gone = |id: &io::Result<u64>| id.as_ref().map_or(true, |id| *id == 0);
+    attached(pins).into_iter().filter(|(_, id)| is_gone(id)).map(|(program, _)| program.link).collect()
+}
+
+fn agent(target: &Target, run_dir: &Path) -> Result<AgentFacts, String> {
+    let pid = run_dir::agent(run_dir).ok().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    match fetch_explanation(run_dir, target) {
+        Ok(report) => Ok(AgentFacts { pid, report }),
+        Err(error) => Err(explain_silence(run_dir, &error)),
+    }
+}
+
+fn kernel(facts: &Facts, pins: &PinDir) -> Result<KernelFacts, String> {
+    pins.check_installed().map_err(|error| error.to_string())?;
+    let table = KernelReader::read_table(pins).map_err(|error| error.to_string())?;
+    let services = facts.agent.iter().flat_map(|agent| &agent.report.services);
+    let addresses: BTreeSet<Address> = match &facts.target {
+        Target::Address(address) | Target::Frontend(Frontend { address, .. }) => [*address].into(),
+        Target::Service(_) => services.flat_map(|service| &service.frontends).map(|row| row.address.into()).collect(),
+    };
+    let empty = KernelSet::default();
+    let of_addresses = table.frontends.iter().filter(|(frontend, _)| addresses.contains(&frontend.address));
+    let row =
+        |(frontend, set): (&Frontend, &u32)| FrontendRow::unnamed(*frontend, table.sets.get(set).unwrap_or(&empty));
+    Ok(KernelFacts {
+        frontends: of_addresses.map(row).collect(),
+        refuses_other_ports: addresses.iter().any(|address| table.addresses.contains(address)),
+        backend_of: backend_of(&table, &facts.target),
+    })
+}
+
+/// Frontends that lead to the address, or to the address and port.
+fn backend_of(table: &KernelTable, target: &Target) -> Vec<Frontend> {
+    let leads_there = |frontend: &Frontend, set: &u32| {
+        let mut backends = table.sets.get(set).into_iter().flat_map(|set| set.members.backends.iter());
+        match target {
+            Target::Service(_) => false,
+            Target::Address(address) => backends.any(|backend| backend.address == *address),
+            Target::Frontend(Frontend { address, port, protocol }) => {
+                frontend.protocol == *protocol && backends.any(|of| (of.address, of.port) == (*address, *port))
+            }
+        }
+    };
+    table.frontends.iter().filter(|(frontend, set)| leads_there(frontend, set)).map(|(of, _)| *of).collect()
+}
+
+/// Whether the kernel has other backends than the agent wants.
+fn differs(facts: &Facts) -> bool {
+    super::findings(facts).iter().any(|finding| finding.name == "table" && finding.state != super::State::Ok)
+}
+
+fn process(pid: Option<u32>, pins: &PinDir) -> Result<ProcessFacts, String> {
+    let name = pid.map_or_else(|| "self".to_owned(), |pid| pid.to_string());
+    let status = fs::read_to_string(format!("/proc/{name}/status"))
+        .map_err(|error| format!("process {name} cannot be read: {error}"))?;
+    let field = |field: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        line.map(str::trim).unwrap_or_default()
+    };
+    // The programs see the real user id.
+    let uid = field("Uid").split_whitespace().next().and_then(|uid| uid.parse().ok()).unwrap_or_default();
+    let cgroup = ProcessCgroup::of(pid).map_err(|error| error.to_string());
+    let exclusions = read_exclusions(pins).unwrap_or_default();
+    let installed = cgroup.as_ref().ok().filter(|_| pins.check_installed().is_ok());
+    let missing = installed.and_then(|cgroup| missing_programs(pins, &cgroup.dir).ok());
+    let ids = cgroup.as_ref().map(|cgroup| cgroup.ids.as_slice()).unwrap_or_default();
+    Ok(ProcessFacts {
+        pid: pid.unwrap_or_else(std::process::id),
+        is_self: pid.is_none(),
+        command: field("Name").to_owned(),
+        uid,
+        missing_programs: missing.unwrap_or_default(),
+        has_excluded_uid: exclusions.uids.contains(&uid),
+        has_excluded_cgroup: exclusions.cgroups.iter().any(|cgroup| ids.contains(&cgroup.id)),
+        excluded_ports: exclusions.ports,
+        cgroup: cgroup.map(|cgroup| cgroup.dir),
+    })
+}
+
+fn sockets(pins: &PinDir, calls: &BTreeSet<Frontend>) -> Result<SocketFacts, String> {
+    let listing = sockets::list(pins).map_err(|error| error.to_string())?;
+    let frontends: Vec<_> = calls.iter().copied().collect();
+    let direct = sockets::list_direct(pins, &frontends).map_err(|error| error.to_string())?;
+    let is_ours = |socket: &&sockets::TranslatedSocket| calls.contains(&socket.frontend);
+    let names = Names::default();
+    Ok(SocketFacts {
+        translated: listing.sockets.iter().filter(is_ours).map(|socket| SocketRow::new(socket, &names)).collect(),
+        direct: direct.into_iter().map(direct_fact).collect(),
+    })
+}
+
+fn direct_fact(DirectSocket { frontend, local, pid }: DirectSocket) -> DirectFact {
+    let command = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned();
+    DirectFact { frontend, local, process: pid.map(|pid| (pid, command(pid))) }
+}
+
+/// Backends of the calls for new connections, in the kernel or, without an agent's table there, as the agent has them.
+fn backends(facts: &Facts, calls: &BTreeSet<Frontend>) -> Vec<(Backend, Protocol)> {
+    let kernel = facts.kernel.iter().flat_map(|kernel| &kernel.frontends);
+    let of_calls =
+        kernel.filter_map(|row| Some((row.frontend()?, row))).filter(|(frontend, _)| calls.contains(frontend));
+    let backends: BTreeSet<_> = of_calls
+        .flat_map(|(frontend, row)| row.backends.iter().map(move |backend| (backend, frontend.protocol)))
+        .map(|(backend, protocol)| (Backend { address: backend.address.into(), port: backend.port }, protocol))
+        .collect();
+    backends.into_iter().collect()
+}

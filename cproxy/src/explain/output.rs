@@ -1,0 +1,74 @@
+//! Output of `cproxy explain`.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::{
+    facts::Facts,
+    findings::{Finding, findings},
+    verdict::{Outcome, Verdict, verdicts},
+};
+use crate::report::{EndpointRow, endpoints_text, printable_lines};
+
+/// Maximum number of verdicts that a text shows.
+const VERDICTS_MAX: usize = 20;
+
+/// Answer in JSON.
+#[derive(Serialize)]
+struct Answer<'a> {
+    target: String,
+    answered: bool,
+    calls: Vec<Verdict>,
+    findings: Vec<Finding>,
+    endpoints: Vec<&'a EndpointRow>,
+}
+
+fn answer(facts: &Facts) -> Answer<'_> {
+    let calls = verdicts(facts);
+    let services = facts.agent.iter().flat_map(|agent| &agent.report.services);
+    Answer {
+        target: facts.target.to_string(),
+        answered: calls.iter().all(|verdict| verdict.answered),
+        findings: findings(facts),
+        endpoints: services.flat_map(|service| &service.endpoints).collect(),
+        calls,
+    }
+}
+
+/// The answer as a JSON object, and whether all calls are answered.
+///
+/// # Errors
+/// Never for these types.
+pub fn json(facts: &Facts) -> serde_json::Result<(String, bool)> {
+    let answer = answer(facts);
+    Ok((serde_json::to_string_pretty(&answer)?, answer.answered))
+}
+
+/// The answer as text, and whether all calls are answered.
+#[must_use]
+pub fn text(facts: &Facts) -> (String, bool) {
+    let Answer { answered, calls, findings, endpoints, .. } = answer(facts);
+    let mut text = String::new();
+    for verdict in calls.iter().take(VERDICTS_MAX) {
+        let word = match verdict.outcome {
+            Outcome::Unknown => "unknown",
+            _ if verdict.answered => "answered",
+            _ => "NOT answered",
+        };
+        // Writing to a String does not fail.
+        writeln!(text, "{}: {word}; {}", verdict.call, verdict.reason).ok();
+    }
+    if calls.len() > VERDICTS_MAX {
+        writeln!(text, "and {} more", calls.len() - VERDICTS_MAX).ok();
+    }
+    text.push('\n');
+    for Finding { state, name, detail } in &findings {
+        writeln!(text, "{:10}{name:10}{detail}", state.as_str()).ok();
+    }
+    if !endpoints.is_empty() {
+        let endpoints: Vec<_> = endpoints.into_iter().cloned().collect();
+        write!(text, "\n{}", endpoints_text(&endpoints)).ok();
+    }
+    (printable_lines(&text), answered)
+}

@@ -1,0 +1,18 @@
+//! Settings in force.
+
+use super::table::{Cell, Column, TableRow};
+use crate::config::SettingRow;
+
+impl TableRow for SettingRow {
+    const COLUMNS: &'static [Column] = &[Column::fixed("SETTING"), Column::name("VALUE"), Column::fixed("FROM")];
+
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        [&self.name, &self.value, &self.origin].map(|cell| Cell::or_dash(Some(cell))).into()
+    }
+}

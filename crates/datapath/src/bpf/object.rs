@@ -1,0 +1,50 @@
+//! The programs as ELF objects, which the agent has in packed form: four fifths of each are types and lines of source
+//! that the kernel wants to have, and that pack well.
+
+use zstd_safe::DCtx;
+
+/// Set of the programs: one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramSet {
+    /// Programs that only translate.
+    Plain,
+    /// Programs that also count by frontend and report calls to `cproxy trace`.
+    Tracing,
+}
+
+impl ProgramSet {
+    /// The packed object, built by `build.rs`: its length as four bytes, the lowest first, and a zstd frame.
+    fn packed(self) -> &'static [u8] {
+        match self {
+            Self::Plain => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-programs")),
+            Self::Tracing => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-tracing-programs")),
+        }
+    }
+
+    /// The object; `None` in a broken build. It has 120 KB and more, and is in memory only while programs are loaded.
+    pub(super) fn object(self) -> Option<Vec<u8>> {
+        // The tracing set is packed as the difference from the plain one.
+        let before = if self == Self::Tracing { Self::Plain.object()? } else { Vec::new() };
+        let (length, packed) = self.packed().split_first_chunk()?;
+        let length = u32::from_le_bytes(*length) as usize;
+        let mut object = Vec::with_capacity(length);
+        let mut decoder = DCtx::try_create()?;
+        decoder.ref_prefix(&before).ok()?;
+        decoder.decompress(&mut object, packed).ok()?;
+        (object.len() == length).then_some(object)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_packed_object_is_a_small_part_of_an_elf_file() {
+        for set in [ProgramSet::Plain, ProgramSet::Tracing] {
+            let (object, packed) = (set.object().unwrap(), set.packed());
+            assert!(object.starts_with(b"\x7fELF"));
+            assert!(packed.len() < object.len() / 4, "{set:?}: {} of {}", packed.len(), object.len());
+        }
+    }
+}

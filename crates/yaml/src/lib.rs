@@ -1,0 +1,98 @@
+//! YAML files: any number of documents, with limits on what aliases repeat, and errors of one line.
+//!
+//! The parser is compiled once for each type that it makes, with tens of kilobytes for one with many fields. Where a
+//! file is small, read [`values`] and make the types from them.
+
+mod documents;
+
+use documents::documents;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_saphyr::{Deserializer, Error, Options};
+
+/// Maximum number of parts that aliases may repeat in a document: a few lines can repeat each other a billion times.
+const REPEATED_MAX: usize = 100_000;
+
+/// Reads each document of a file's text with `read`. Some may be empty.
+///
+/// # Errors
+/// A document is not YAML, or `read` fails: the parser's message with the line in the file, as one line.
+pub fn each_document(
+    text: &str,
+    mut read: impl FnMut(Deserializer<'_, '_>) -> Result<(), Error>,
+) -> Result<(), String> {
+    for (start, document) in documents(text) {
+        let before = text.get(..start).unwrap_or_default();
+        serde_saphyr::with_deserializer_from_str_with_options(document, options(), &mut read)
+            .map_err(|error| message(&error, before))?;
+    }
+    Ok(())
+}
+
+/// Documents of a file's text as values.
+///
+/// # Errors
+/// As of [`each_document`].
+pub fn values(text: &str) -> Result<Vec<Value>, String> {
+    let mut values = Vec::new();
+    each_document(text, |document| {
+        values.push(Value::deserialize(document)?);
+        Ok(())
+    })?;
+    Ok(values)
+}
+
+/// Limits of the parser: a file of ten thousand Services is allowed; nesting and aliases stay bounded.
+#[must_use]
+pub fn options() -> Options {
+    serde_saphyr::options! {
+        // Names may be n or yes.
+        strict_booleans: true,
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_events: usize::MAX,
+            max_nodes: usize::MAX,
+            max_recorded_anchor_events: REPEATED_MAX,
+        },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
+    }
+}
+
+/// Error in a document that comes after this text.
+fn message(error: &Error, before: &str) -> String {
+    let lines = before.replace("\r\n", "\n").matches(['\n', '\r']).count();
+    let line_offset = u64::try_from(lines).unwrap_or_default();
+    let message = error.render_with_options(serde_saphyr::render_options! { line_offset: line_offset });
+    message.lines().next().unwrap_or("not YAML").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_document_is_a_value() {
+        let text = "# first\na: 1\n---\n---\nb: [x, yes, 5, null]\n...\n";
+        assert_eq!(values(text).unwrap(), [json!({"a": 1}), json!(null), json!({"b": ["x", "yes", 5, null]})]);
+    }
+
+    #[test]
+    fn the_line_of_an_error_is_that_of_the_file() {
+        for (before, line) in [("", 1), ("a: 1\n---\n", 3), ("a: 1\r\n...\r\n# b\r\n", 4), ("a: 1\r---\r", 3)] {
+            let error = values(&format!("{before}kind: [\n")).unwrap_err();
+            assert_eq!(error, format!("unclosed bracket '[' at line {line}, column 7"), "{before:?}");
+        }
+    }
+
+    #[test]
+    fn aliases_that_repeat_each_other_are_refused() {
+        let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for level in 1..10 {
+            let last = format!("*a{}", level - 1);
+            text += &format!("a{level}: &a{level} [{}]\n", [last.as_str(); 10].join(", "));
+        }
+        assert!(!values(&text).unwrap_err().contains('\n'));
+    }
+}

@@ -1,0 +1,150 @@
+//! Faults of the programs, of the agent and of the calling process.
+
+use std::{fs, os::fd::AsFd, process::Command};
+
+use cproxy_datapath::bpf::{
+    PinDir,
+    syscalls::{bpf_attach_type, bpf_prog_type, exit, link_create, link_detach, load_program, move_to, obj_get},
+};
+use cproxy_tests::{
+    process::{Daemon, Signal, cproxy},
+    sandbox::{Placement, Sandbox},
+    world::{World, web_with},
+};
+
+use super::Answer;
+
+const CALL: &str = "10.96.0.10:80";
+
+fn explain(world: &World) -> Answer {
+    Answer::to(&world.sandbox, &[CALL])
+}
+
+/// A process that waits in that place, and its id as an argument.
+fn waiting(sandbox: &Sandbox, placement: Placement) -> (Daemon, String) {
+    let mut command = Command::new("sleep");
+    command.arg("1000");
+    let daemon = Daemon::spawn(sandbox, "sleep", placement, command);
+    let pid = daemon.pid().to_string();
+    (daemon, pid)
+}
+
+#[test]
+fn a_hook_that_is_detached() {
+    let mut world = World::start([1]);
+    let link = obj_get(&PinDir::new(&world.sandbox.pin_dir()).object("connect4"), 0).unwrap();
+    link_detach(link.as_fd()).unwrap();
+    // A running agent repairs it at this very question.
+    explain(&world).answered().has("ok", "programs", &["attached again once"]);
+    world.agent.kill();
+    link_detach(obj_get(&PinDir::new(&world.sandbox.pin_dir()).object("connect4"), 0).unwrap().as_fd()).unwrap();
+    explain(&world).not_answered_because(&["program connect4 does not run"]);
+}
+
+#[test]
+fn a_hook_that_is_shadowed() {
+    let world = World::start([1]);
+    let cgroup = fs::File::open(world.sandbox.cgroup()).unwrap();
+    let attach_type = bpf_attach_type::BPF_CGROUP_INET4_CONNECT;
+    let deny = [move_to(0, 0), exit()];
+    let program_type = bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR;
+    let program = load_program(program_type, attach_type as u32, &deny, "somebody_elses").unwrap();
+    let link = link_create(program.as_fd(), cgroup.as_fd(), attach_type as u32).unwrap();
+    explain(&world).not_answered_because(&["the programs have no effect", "connect4", "somebody_elses"]).has(
+        "broken",
+        "programs",
+        &["somebody_elses"],
+    );
+    link_detach(link.as_fd()).unwrap();
+    explain(&world).answered();
+}
+
+#[test]
+fn an_agent_that_is_dead() {
+    let mut world = World::start([1]);
+    world.agent.kill();
+    explain(&world).answered().has("degraded", "agent", &["no agent runs with the run directory", "start cproxy run"]);
+    let by_name = Answer::to(&world.sandbox, &["default/web"]);
+    assert!(by_name.verdict().starts_with("default/web: unknown; only a running agent"), "{}", by_name.verdict());
+}
+
+#[test]
+fn an_agent_that_is_stopped() {
+    let mut world = World::start([1]);
+    world.agent.signal(Signal::STOP);
+    let pid = world.agent.pid();
+    let words = [&*format!("process {pid}, is stopped"), &*format!("kill -CONT {pid}")];
+    let answer = explain(&world).answered().has("degraded", "agent", &words);
+    assert!(answer.verdict().contains("unless that has changed: the agent, process"), "{}", answer.verdict());
+    let check = cproxy(&world.sandbox, &["check"]).stdout;
+    let hooks = check.lines().find(|line| line.split_whitespace().nth(1) == Some("hooks")).unwrap();
+    assert!(words.iter().all(|word| hooks.contains(word)), "{check}");
+    world.agent.signal(Signal::CONT);
+}
+
+#[test]
+fn programs_that_were_never_installed() {
+    let sandbox = Sandbox::for_test();
+    Answer::to(&sandbox, &[CALL]).not_answered_because(&["no cproxy table is installed"]).has(
+        "degraded",
+        "agent",
+        &["no agent runs"],
+    );
+}
+
+#[test]
+fn a_cgroup_that_is_excluded() {
+    let World { sandbox, agent, .. } = World::start([1]);
+    let dir = sandbox.cgroup().join("opted-out");
+    fs::create_dir(&dir).unwrap();
+    let (mut process, pid) = waiting(&sandbox, Placement::Hooked);
+    fs::write(dir.join("cgroup.procs"), &pid).unwrap();
+    Answer::to(&sandbox, &[CALL, "--pid", &pid]).answered();
+    drop(agent);
+    let agent = cproxy_tests::world::start_agent_with(&sandbox, ["--exclude-cgroup", dir.to_str().unwrap()]);
+    Answer::to(&sandbox, &[CALL, "--pid", &pid])
+        .not_answered_because(&["the cgroup of the process is excluded (--exclude-cgroup)"])
+        .has("broken", "process", &[&pid, "sleep"]);
+    Answer::to(&sandbox, &[CALL]).answered();
+    drop(agent);
+    process.kill();
+    fs::remove_dir(&dir).unwrap();
+}
+
+#[test]
+fn a_user_and_a_port_that_are_excluded() {
+    let world = World::builder()
+        .pods([1])
+        .objects(web_with([1]))
+        .args(["--exclude-port", "80", "--exclude-uid", "1234"])
+        .start();
+    explain(&world).not_answered_because(&["port 80 is excluded (--exclude-port)"]);
+    drop(world);
+    let world = World::builder().pods([1]).objects(web_with([1])).args(["--exclude-uid", "1234"]).start();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "1234", "--clear-groups", "sleep", "1000"]);
+    let mut process = Daemon::spawn(&world.sandbox, "sleep", Placement::Hooked, command);
+    process.wait_until(cproxy_tests::world::SYNC, "it is the user's", |process| {
+        let status =
+            fs::read_to_string(format!("/proc/{}/status", process.pid())).map_err(|error| error.to_string())?;
+        if status.contains("Uid:\t1234") { Ok(()) } else { Err(status) }
+    });
+    let pid = process.pid().to_string();
+    Answer::to(&world.sandbox, &[CALL, "--pid", &pid])
+        .not_answered_because(&["user 1234 of the process is excluded (--exclude-uid)"]);
+    explain(&world).answered();
+}
+
+#[test]
+fn a_cgroup_without_hooks() {
+    let world = World::start([1]);
+    let (_process, pid) = waiting(&world.sandbox, Placement::Beside);
+    Answer::to(&world.sandbox, &[CALL, "--pid", &pid]).not_answered_because(&[
+        "not run in",
+        "the cgroup of the process",
+        "not in or below the one that cproxy is attached to",
+    ]);
+    let none = cproxy(&world.sandbox, &["explain", CALL, "--pid", "4194303"]);
+    assert_eq!(none.code, 2, "{none:?}");
+    assert!(none.stderr.contains("--pid 4194303: there is no such process"), "{none:?}");
+}

@@ -1,0 +1,190 @@
+//! Faults in Services and their endpoints.
+
+use cproxy_tests::{
+    manifest::{Endpoint, Service, Slice, node},
+    world::{World, pod, service, slices, web, web_with},
+};
+use serde_json::{Value, json};
+
+use super::Answer;
+
+const CALL: &str = "10.96.0.10:80";
+
+/// A world whose only Service is `web`, changed, with these slices.
+fn world_with(service: Service, slices: impl IntoIterator<Item = Value>, arguments: &[&str]) -> World {
+    let objects: Vec<_> = std::iter::once(service.into()).chain(slices).collect();
+    World::builder().pods(1..=2).objects(objects).args(arguments).start()
+}
+
+fn explain(world: &World) -> Answer {
+    Answer::to(&world.sandbox, &[CALL])
+}
+
+#[test]
+fn a_healthy_service_is_answered_by_each_name() {
+    let world = World::start(1..=2);
+    for destination in [CALL, "10.96.0.10", "10.96.0.10:80/udp", "[fd00:10:96::a]:80", "fd00:10:96::a", "default/web"] {
+        Answer::to(&world.sandbox, &[destination])
+            .answered()
+            .has("ok", "programs", &["calls through each hook reach their target"])
+            .has("ok", "process", &["its calls are translated"])
+            .has("ok", "agent", &["ready for"])
+            .has("ok", "source", &["manifests"])
+            .has("ok", "table", &["the kernel has what the agent wants"]);
+    }
+    let answer = explain(&world).answered();
+    assert!(answer.verdict().contains("one of 2 backends of Service default/web, port http (ClusterIP)"));
+    let json = Answer::to(&world.sandbox, &[CALL, "-o", "json"]).0.json();
+    assert_eq!(json["answered"], true);
+    assert_eq!(json["calls"][0]["outcome"], "forwarded");
+    assert_eq!(json["calls"][0]["backends"].as_array().unwrap().len(), 2);
+    assert!(json["findings"].as_array().unwrap().iter().all(|finding| finding["state"] == "ok"), "{json}");
+    assert_eq!(json["endpoints"].as_array().unwrap().len(), 8, "two pods, two ports, two families: {json}");
+}
+
+#[test]
+fn the_last_change_is_named() {
+    let world = World::start(1..=2);
+    explain(&world).has("ok", "changed", &["default/web has not changed for "]);
+    world.set_pods([1]);
+    explain(&world).has("ok", "changed", &["default/web", "ago: 2 -> 1 backends"]);
+}
+
+#[test]
+fn a_service_without_endpoints() {
+    let world = World::builder().objects([web().into()]).start();
+    explain(&world).not_answered_because(&[
+        "ECONNREFUSED",
+        "no EndpointSlice in namespace default has the label kubernetes.io/service-name: web",
+    ]);
+    world.write(web_with([]));
+    explain(&world).not_answered_because(&["ECONNREFUSED", "its EndpointSlices have no endpoint"]);
+}
+
+#[test]
+fn endpoints_that_are_not_ready() {
+    let world = world_with(web(), slices(1..=2, |_, address| Endpoint::not_ready(address)), &[]);
+    explain(&world).not_answered_because(&["ECONNREFUSED", "no endpoint can be used: 2 x not ready"]);
+}
+
+#[test]
+fn a_wrong_port_name() {
+    let slice = Slice::v4("web").tcp("web", 8080).ready([pod(1).v4]);
+    let world = world_with(web(), [slice.into()], &[]);
+    explain(&world).not_answered_because(&["the slice has no port \"http\" TCP (it has: \"web\" TCP)"]);
+}
+
+#[test]
+fn a_port_that_the_service_does_not_have() {
+    let world = World::start([1]);
+    Answer::to(&world.sandbox, &["10.96.0.10:81"])
+        .not_answered_because(&["ECONNREFUSED", "Service default/web has no port 81/TCP; it has 80/TCP (http)"]);
+}
+
+#[test]
+fn a_local_policy_without_local_endpoints() {
+    let local = || web().spec("internalTrafficPolicy", json!("Local"));
+    let elsewhere = || slices(1..=2, |_, address| Endpoint::ready(address).node("there"));
+    let world = world_with(local(), elsewhere().into_iter().chain([node("here", "z1")]), &["--node-name", "here"]);
+    explain(&world).not_answered_because(&["EHOSTUNREACH", "internalTrafficPolicy Local", "not on this node, here"]);
+    drop(world);
+    let world = world_with(local(), elsewhere(), &[]);
+    explain(&world).not_answered_because(&["this node's name is not known (--node-name)"]);
+}
+
+#[test]
+fn hints_for_another_zone() {
+    let hinted = |number: u8, address| Endpoint::ready(address).for_zone(if number == 1 { "z1" } else { "z2" });
+    let objects = slices(1..=2, hinted).into_iter().chain([node("here", "z1")]);
+    let world = world_with(web(), objects, &["--node-name", "here"]);
+    let answer = explain(&world).answered();
+    let endpoint = |number: u8| {
+        let address = format!("{}:8080", pod(number).v4);
+        answer.0.stdout.lines().rfind(|line| line.contains(&address)).unwrap_or_else(|| panic!("{}", answer.0.stdout))
+    };
+    assert!(endpoint(1).contains("meant for zone z1"), "{}", endpoint(1));
+    assert!(endpoint(2).contains("meant for zone z2, not for zone z1"), "{}", endpoint(2));
+}
+
+#[test]
+fn a_wrong_node_name() {
+    let objects = slices([1], |_, address| Endpoint::ready(address)).into_iter().chain([node("here", "z1")]);
+    let world = world_with(web(), objects, &["--node-name", "hre"]);
+    explain(&world).answered().has("degraded", "node", &["no Node hre", "--node-name"]);
+}
+
+#[test]
+fn services_that_cproxy_does_not_serve() {
+    let service = |name: &str| Service::new(name).tcp("http", 80, 8080);
+    let world = World::builder()
+        .objects([
+            web().label("service.kubernetes.io/service-proxy-name", "other").into(),
+            service("headless").headless().into(),
+            service("external").spec("type", json!("ExternalName")).spec("externalName", json!("example.com")).into(),
+            Service::new("sctp").cluster_ips(["10.96.0.20"]).port("sctp", "SCTP", 80, 8080).into(),
+        ])
+        .start();
+    for (name, reason) in [
+        ("web", "gives it to another proxy"),
+        ("headless", "headless (clusterIP None): its name in DNS gives the addresses of its pods"),
+        ("external", "ExternalName: its name in DNS leads to another name"),
+        ("sctp", "no address and port that cproxy could serve"),
+        ("missing", "the source of the agent has no Service default/missing"),
+    ] {
+        Answer::to(&world.sandbox, &[&format!("default/{name}")]).not_answered_because(&[reason]);
+    }
+    explain(&world).not_answered_because(&["goes to the address itself: no Service has it"]);
+    let sctp = Answer::to(&world.sandbox, &["10.96.0.20:80/sctp"]).0;
+    assert!(sctp.code == 2 && sctp.stderr.contains("sctp") && sctp.stderr.contains("tcp and udp"), "{}", sctp.stderr);
+}
+
+#[test]
+fn a_source_range_that_leaves_this_vm_out() {
+    let service = web()
+        .spec("type", json!("LoadBalancer"))
+        .spec("loadBalancerSourceRanges", json!(["192.0.2.0/24"]))
+        .load_balancer_ip("203.0.113.1");
+    let world = world_with(service, slices([1], |_, address| Endpoint::ready(address)), &["--pod-ip", "10.244.0.7"]);
+    Answer::to(&world.sandbox, &["203.0.113.1:80"])
+        .not_answered_because(&["EHOSTUNREACH", "loadBalancerSourceRanges do not let this VM in (10.244.0.7)"]);
+    explain(&world).answered();
+}
+
+#[test]
+fn two_services_on_one_external_address() {
+    let external = |name: &str, number: u8, created: &str| {
+        let mut service: Value =
+            service(name, cproxy_tests::world::cluster_ip(number)).spec("externalIPs", json!(["203.0.113.1"])).into();
+        service["metadata"]["creationTimestamp"] = json!(created);
+        service
+    };
+    let objects = [external("old", 20, "2020-01-01T00:00:00Z"), external("new", 21, "2021-01-01T00:00:00Z")];
+    let slices = ["old", "new"]
+        .into_iter()
+        .flat_map(|name| cproxy_tests::world::slices_of(name, [1], |_, address| Endpoint::ready(address)));
+    let world = World::builder().pods(1..=2).objects(objects.into_iter().chain(slices)).start();
+    let answer = Answer::to(&world.sandbox, &["203.0.113.1:80"]).answered();
+    assert!(answer.verdict().contains("Service default/old"), "{}", answer.verdict());
+    answer.has("degraded", "problem", &["Service default/new", "203.0.113.1"]);
+}
+
+#[test]
+fn a_service_with_more_backends_than_one_may_have() {
+    let many =
+        (0..66_000_u32).map(|number| format!("10.{}.{}.{}", 100 + (number >> 16), number >> 8 & 255, number & 255));
+    let endpoints: Vec<_> = many.collect();
+    let slices = endpoints.chunks(1000).enumerate().map(|(index, addresses)| {
+        Slice::v4("web").name(&format!("web-{index}")).tcp("http", 8080).udp("dns", 8081).ready(addresses).into()
+    });
+    let world = World::builder().objects(std::iter::once(web().into()).chain(slices)).start();
+    let words = ["it is not in the table, though Service default/web wants it", "66000 backends are more than"];
+    Answer::to(&world.sandbox, &["default/web"]).not_answered_because(&words).has("degraded", "problem", &words[1..]);
+}
+
+#[test]
+fn an_address_of_a_pod_and_one_of_nobody() {
+    let world = World::start([1]);
+    Answer::to(&world.sandbox, &["10.244.0.1:8080"])
+        .not_answered_because(&["it is no Service's, but that of an endpoint behind 10.96.0.10:80/TCP"]);
+    Answer::to(&world.sandbox, &["192.0.2.9"]).not_answered_because(&["no Service has it"]);
+}

@@ -1,0 +1,75 @@
+//! Faults of the agent's source: a real API server that is gone, or that does not accept the agent.
+
+use std::fs;
+
+use cproxy_tests::{
+    control_plane::ControlPlane,
+    manifest::http_service,
+    process::{Agent, eventually},
+    sandbox::Sandbox,
+    world::SYNC,
+};
+use serde_json::json;
+
+use super::Answer;
+
+const CALL: &str = "10.96.0.10:80";
+
+/// Waits until a line about the source has this state and all these words.
+#[track_caller]
+fn expect_source(sandbox: &Sandbox, state: &str, words: &[&str]) -> Answer {
+    eventually(SYNC * 4, format_args!("source {state} {words:?}"), || {
+        let answer = Answer::to(sandbox, &[CALL]);
+        let is_it = |line: &&str| line.starts_with(state) && words.iter().all(|word| line.contains(word));
+        if answer.lines("source").iter().any(is_it) { Ok(answer) } else { Err(answer.0.stdout) }
+    })
+}
+
+#[test]
+fn an_api_server_that_is_gone_or_does_not_accept_the_agent() {
+    let sandbox = Sandbox::for_test();
+    sandbox.add_addresses(["10.244.0.1"]);
+    let mut control_plane = ControlPlane::start(&sandbox);
+    control_plane.apply(http_service("web", "10.96.0.10", ["10.244.0.1"]));
+    let headless = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "headless", "namespace": "default"},
+        "spec": {"clusterIP": "None", "ports": [{"port": 80}]},
+    });
+    let other = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {
+            "name": "other", "namespace": "default", "labels": {"service.kubernetes.io/service-proxy-name": "x"},
+        },
+        "spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]},
+    });
+    control_plane.apply([headless, other]);
+    let mut agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).start();
+    agent.wait_ready(SYNC);
+    expect_source(&sandbox, "ok", &["follows https://", "1st choice"]).answered();
+    // The agent asks the API server for those that it does not follow.
+    Answer::to(&sandbox, &["default/headless"]).not_answered_because(&["headless (clusterIP None)"]);
+    Answer::to(&sandbox, &["default/other"]).not_answered_because(&["gives it to another proxy"]);
+    Answer::to(&sandbox, &["10.96.0.11:80"])
+        .not_answered_because(&["Service default/other is not served", "gives it to another proxy"]);
+    Answer::to(&sandbox, &["default/missing"]).not_answered_because(&["has no Service default/missing"]);
+
+    control_plane.kill_api_server();
+    expect_source(&sandbox, "degraded", &["cannot", "refused"]).answered();
+    control_plane.start_api_server();
+    expect_source(&sandbox, "ok", &["follows https://"]).answered();
+    drop(agent);
+
+    // An agent that is refused from the beginning serves the table that it finds.
+    let revoked = sandbox.dir().join("revoked.kubeconfig");
+    let kubeconfig = fs::read_to_string(control_plane.agent_kubeconfig()).unwrap();
+    let token = control_plane.token("cproxy");
+    assert!(kubeconfig.contains(&token), "the kubeconfig has the token");
+    fs::write(&revoked, kubeconfig.replace(&token, "revoked")).unwrap();
+    let agent = Agent::new(&sandbox).kubeconfig(&revoked).start();
+    let answer = expect_source(&sandbox, "degraded", &["cannot list", "401"]).answered();
+    answer.has("degraded", "agent", &["no complete list"]);
+    drop(agent);
+    let agent = Agent::new(&sandbox).kubeconfig(control_plane.kubeconfig_for("nobody")).start();
+    expect_source(&sandbox, "degraded", &["not permitted to list services", "grant the verbs list and watch"])
+        .answered();
+    drop(agent);
+}
