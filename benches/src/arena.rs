@@ -180,6 +180,13 @@ impl<'s> Cluster<'s> {
         }
     }
 
+    /// Replaces existing objects of an API server in the sandbox.
+    pub fn replace(&self, objects: impl IntoIterator<Item = Value>) {
+        if let Self::Local(local) = self {
+            local.writer.replace(objects);
+        }
+    }
+
     /// Creates objects; `name` describes them in messages.
     fn create(&self, sandbox: &Sandbox, name: &str, objects: impl IntoIterator<Item = Value>) {
         match self {
@@ -275,12 +282,17 @@ impl<'s> Arena<'s> {
     /// Stops the processes that follow the API server, so that they do not disturb a measurement. Their rules stay in
     /// force.
     pub fn stop(&mut self) {
-        self.stands.iter_mut().for_each(|stand| stand.signal(Signal::STOP));
+        self.stands.iter_mut().for_each(Stand::stop);
     }
 
     /// Continues the processes that [`Arena::stop`] has stopped.
     pub fn resume(&mut self) {
-        self.stands.iter_mut().for_each(|stand| stand.signal(Signal::CONT));
+        self.stands.iter_mut().for_each(Stand::resume);
+    }
+
+    /// A peer and the source of the Services.
+    pub fn stand_and_source(&mut self, index: usize) -> Option<(&mut Stand<'s>, &Cluster<'s>)> {
+        Some((self.stands.get_mut(index)?, &self.cluster))
     }
 
     /// The number of Services besides the measured ones.
@@ -373,6 +385,16 @@ impl<'s> Stand<'s> {
             Process::Cproxy(agent) => Some(agent),
             Process::KubeProxy(daemon) => Some(daemon),
         }
+    }
+
+    /// Stops the process that follows the API server. Its rules stay in force.
+    pub fn stop(&mut self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Continues the process.
+    pub fn resume(&mut self) {
+        self.signal(Signal::CONT);
     }
 
     fn signal(&mut self, signal: Signal) {

@@ -150,7 +150,7 @@ pub struct GuestImage<'s> {
     has_network: bool,
     has_vsock: bool,
     has_generation_id: bool,
-    counts_instructions: bool,
+    instruction_shift: Option<u8>,
 }
 
 impl<'s> GuestImage<'s> {
@@ -168,7 +168,7 @@ impl<'s> GuestImage<'s> {
             has_network: true,
             has_vsock: false,
             has_generation_id: false,
-            counts_instructions: false,
+            instruction_shift: None,
         };
         let modules = kernel.modules();
         modules.iter().filter_map(|path| path.file_name()?.to_str().map(|name| (path, name))).fold(
@@ -292,11 +292,11 @@ impl<'s> GuestImage<'s> {
         self
     }
 
-    /// Makes a nanosecond of the guest's clocks one executed instruction, so that times do not depend on the load of
-    /// the host.
+    /// Makes the guest's clocks count executed instructions, each of 2 to the power of `shift` nanoseconds, so that
+    /// times do not depend on the load of the host.
     #[must_use]
-    pub fn counting_instructions(mut self) -> Self {
-        self.counts_instructions = true;
+    pub fn counting_instructions(mut self, shift: u8) -> Self {
+        self.instruction_shift = Some(shift);
         self
     }
 
@@ -368,8 +368,8 @@ impl<'s> GuestImage<'s> {
         command.args(machine.options).args(["-accel", "tcg", "-smp", "1"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.arg("-m").arg(self.memory_mib.to_string());
-        if self.counts_instructions {
-            command.args(["-icount", "shift=0"]);
+        if let Some(shift) = self.instruction_shift {
+            command.args(["-icount", &format!("shift={shift}")]);
         }
         if self.has_network {
             command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);

@@ -33,8 +33,14 @@ enum Selection {
     Connect,
     /// Throughput and latency of HTTP clients through a ClusterIP, beside kube-proxy
     Wrk,
+    /// Time of a whole short HTTP request through a ClusterIP, connect() included, beside kube-proxy
+    Request,
     /// Throughput and latency of redis' clients through a ClusterIP, beside kube-proxy
     Redis,
+    /// Throughput and latency of a redis cluster of three shards through their ClusterIPs, beside kube-proxy
+    RedisCluster,
+    /// Requests that fail while the pods of a Deployment are replaced, beside kube-proxy
+    Rolling,
     /// Throughput and latency of DNS and other UDP clients through a ClusterIP, beside kube-proxy
     Udp,
     /// Cost of the socket programs, for each run and each call
@@ -55,6 +61,8 @@ enum Selection {
     Balance,
     /// Connections in a virtual machine whose kernel has IPVS, counted in instructions
     Guest,
+    /// Each peer alone in a virtual machine with half a core and 500 MiB, counted in instructions
+    SmallGuest,
     /// Runs all of them and writes docs/benchmarks.md
     All,
     /// Writes docs/benchmarks.md from existing results
@@ -70,11 +78,15 @@ enum Requirements {
 }
 
 /// In the order in which they run and are documented.
-const BENCHMARKS: [Selection; 13] = [
+const BENCHMARKS: [Selection; 17] = [
     Selection::Connect,
+    Selection::Request,
     Selection::Wrk,
     Selection::Guest,
+    Selection::SmallGuest,
     Selection::Redis,
+    Selection::RedisCluster,
+    Selection::Rolling,
     Selection::Udp,
     Selection::Datapath,
     Selection::Agent,
@@ -136,7 +148,10 @@ impl Selection {
         match self {
             Self::Connect => "connect",
             Self::Wrk => "wrk",
+            Self::Request => "request",
             Self::Redis => "redis",
+            Self::RedisCluster => "redis-cluster",
+            Self::Rolling => "rolling",
             Self::Udp => "udp",
             Self::Datapath => "datapath",
             Self::Agent => "agent",
@@ -147,6 +162,7 @@ impl Selection {
             Self::Sockets => "sockets",
             Self::Balance => "balance",
             Self::Guest => "guest",
+            Self::SmallGuest => "small-guest",
             Self::All => "all",
             Self::Docs => "docs",
         }
@@ -155,7 +171,7 @@ impl Selection {
     /// Its binary, and whether that has several benchmarks, whose names are its subcommands.
     fn binary(self) -> (&'static str, bool) {
         match self {
-            Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => ("traffic", true),
+            one if one.needs() == Requirements::Programs => ("traffic", true),
             other => (other.name(), false),
         }
     }
@@ -167,7 +183,8 @@ impl Selection {
 
     fn needs(self) -> Requirements {
         match self {
-            Self::Connect | Self::Wrk | Self::Redis | Self::Udp | Self::Balance | Self::Guest => Requirements::Programs,
+            Self::Connect | Self::Request | Self::Wrk | Self::Redis | Self::RedisCluster => Requirements::Programs,
+            Self::Rolling | Self::Udp | Self::Balance | Self::Guest | Self::SmallGuest => Requirements::Programs,
             Self::Agent | Self::Propagation | Self::Fanout | Self::Relay => Requirements::ControlPlane,
             Self::Datapath | Self::Start | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
         }
@@ -191,7 +208,7 @@ impl Selection {
             setup::for_cluster()?;
             command.env(KUBERNETES.variable, KUBERNETES.ensure()?);
         }
-        if let Self::Guest = self {
+        if let Self::Guest | Self::SmallGuest = self {
             GuestFiles::new(&agent)?.set_variables(&mut command, &kernels::packaged_for_kube_proxy(LINUX_6_1)?);
         }
         run::run(&mut command)

@@ -1,9 +1,11 @@
 //! A client process in its peer's namespace and cgroup that connects on command.
 
 use std::{
-    io::{self, BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    os::fd::OwnedFd,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -22,6 +24,10 @@ pub const ARGUMENT: &str = "worker";
 /// Limit for a connection or an answer, which may pass hundreds of thousands of rules.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A short request, and the start of its answer.
+const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+const ANSWER: &[u8] = b"HTTP/1.1 200 ";
+
 /// A running worker. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct Worker {
@@ -37,6 +43,19 @@ pub struct Took {
     pub connect_ns: u32,
     /// From before socket(2) until after close(2).
     pub whole_ns: u32,
+}
+
+/// Numbers of requests by what became of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// With a whole answer.
+    pub answered: u32,
+    /// Whose connection was refused.
+    pub refused: u32,
+    /// Without a connection or an answer in time.
+    pub late: u32,
+    /// That failed in another way, such as a connection that was reset.
+    pub broken: u32,
 }
 
 impl Worker {
@@ -64,6 +83,29 @@ impl Worker {
             Some(Took { connect_ns: connect.parse().ok()?, whole_ns: whole.parse().ok()? })
         };
         answer.split_whitespace().map(|word| took(word).context("a worker's answer")).collect()
+    }
+
+    /// Makes `times` HTTP requests one after the other, each on a connection of its own, and returns their durations
+    /// in nanoseconds, from before socket(2) until the answer has ended.
+    ///
+    /// # Errors
+    /// The first request that failed.
+    pub fn request(&mut self, times: u32, address: SocketAddr) -> Result<Vec<u32>> {
+        let answer = self.ask(&format!("request {times} {address}"))?;
+        answer.split_whitespace().map(|word| word.parse().context("a worker's answer")).collect()
+    }
+
+    /// Makes `times` HTTP requests as [`Self::request`] does, with this pause between them, whatever becomes of each.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub fn load(&mut self, times: u32, pause: Duration, address: SocketAddr) -> Result<Load> {
+        let answer = self.ask(&format!("load {times} {} {address}", pause.as_micros()))?;
+        let counts = answer.split_whitespace().map(str::parse).collect::<Result<Vec<_>, _>>();
+        let [answered, refused, late, broken] = counts.context("a worker's answer")?[..] else {
+            bail!("a worker's answer: {answer}")
+        };
+        Ok(Load { answered, refused, late, broken })
     }
 
     /// Opens and keeps `count` connections and returns the names from the servers' greetings.
@@ -130,6 +172,17 @@ fn carry_out(order: &str, held: &mut Vec<BufReader<TcpStream>>) -> Result<String
             });
             Ok(took.collect::<Result<Vec<_>>>()?.join(" "))
         }
+        ["request", times, address] => {
+            let (times, address) = (times.parse::<u32>()?, address.parse()?);
+            let took = (0..times).map(|_| Ok(timed_request(address)?.as_nanos().to_string()));
+            Ok(took.collect::<Result<Vec<_>>>()?.join(" "))
+        }
+        ["load", times, pause_us, address] => {
+            let (times, address) = (times.parse::<u32>()?, address.parse()?);
+            let Load { answered, refused, late, broken } =
+                load(times, Duration::from_micros(pause_us.parse()?), address);
+            Ok(format!("{answered} {refused} {late} {broken}"))
+        }
         ["hold", count, address] => {
             let (count, address) = (count.parse::<u32>()?, address.parse()?);
             let names = (0..count).map(|_| {
@@ -146,9 +199,7 @@ fn carry_out(order: &str, held: &mut Vec<BufReader<TcpStream>>) -> Result<String
 
 /// Duration of connect(2) alone. The connection is closed with a reset, so that no state remains.
 fn timed_connect(address: SocketAddr) -> Result<Duration> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(CALL_TIMEOUT))?;
+    let socket = socket(address)?;
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     let start = Instant::now();
     let connected = rustix::net::connect(&socket, &address);
@@ -159,6 +210,49 @@ fn timed_connect(address: SocketAddr) -> Result<Duration> {
         Err(Errno::INPROGRESS) => bail!("{address} does not answer within {CALL_TIMEOUT:?}"),
         Err(error) => Err(error).with_context(|| format!("connecting to {address}")),
     }
+}
+
+/// Duration of a request on a connection of its own, from before socket(2) until the server has closed it.
+fn timed_request(address: SocketAddr) -> Result<Duration> {
+    let start = Instant::now();
+    request(address).with_context(|| format!("requesting from {address}"))?;
+    Ok(start.elapsed())
+}
+
+/// Counts the outcomes of requests.
+fn load(times: u32, pause: Duration, address: SocketAddr) -> Load {
+    let mut load = Load::default();
+    for _ in 0..times {
+        let error = request(address).err();
+        let outcome = match error.as_ref().map(Errno::from_io_error) {
+            None => &mut load.answered,
+            Some(Some(Errno::CONNREFUSED)) => &mut load.refused,
+            Some(Some(Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT)) => &mut load.late,
+            Some(_) => &mut load.broken,
+        };
+        *outcome += 1;
+        thread::sleep(pause);
+    }
+    load
+}
+
+fn request(address: SocketAddr) -> io::Result<()> {
+    let socket = socket(address)?;
+    rustix::net::connect(&socket, &address)?;
+    let mut stream = TcpStream::from(socket);
+    stream.write_all(REQUEST)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    if answer.starts_with(ANSWER) { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// A TCP socket whose calls end in time.
+fn socket(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(CALL_TIMEOUT))?;
+    sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(CALL_TIMEOUT))?;
+    Ok(socket)
 }
 
 /// Connects to a server that greets with two lines, and returns its name.

@@ -28,23 +28,37 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{PREFIX, Plan, balance, connect, contest, contest::Rounds, redis, servers, wrk};
+use crate::{PREFIX, Plan, balance, connect, contest, contest::Rounds, redis, request, servers, udp, wrk};
 
-const SERVICES: [u32; 2] = [10, 5_000];
-const PEERS: [Peer; 5] = [Peer::Direct, Peer::Cproxy, Peer::Iptables, Peer::Nftables, Peer::Ipvs];
-const SUBJECTS: [Subject; 5] = [servers::SINK, servers::WEB, servers::TWO, servers::THREE, servers::TEN];
+pub(crate) const SERVICES: [u32; 2] = [10, 5_000];
+pub(crate) const PEERS: [Peer; 5] = [Peer::Direct, Peer::Cproxy, Peer::Iptables, Peer::Nftables, Peer::Ipvs];
+const SUBJECTS: [Subject; 6] = [servers::SINK, servers::WEB, servers::BULK, servers::TWO, servers::THREE, servers::TEN];
 
 /// Number of endpoints of each Service. kube-proxy in mode ipvs starts `ipset` for each endpoint, which takes an hour
 /// in this machine for 50,000.
 const ENDPOINTS: u32 = 1;
 
-const MEMORY_MIB: u32 = 4096;
+/// A machine that measures.
+pub(crate) struct Machine<'a> {
+    pub(crate) memory_mib: u32,
+    /// Its clocks advance by 2 to the power of this many nanoseconds with each instruction.
+    pub(crate) instruction_shift: u8,
+    /// Peers that it holds.
+    pub(crate) peers: &'a [Peer],
+}
+
+/// With room for all peers at once, at 1,000 million instructions a second.
+const MACHINE: Machine<'static> = Machine { memory_mib: 4096, instruction_shift: 0, peers: &PEERS };
+
 /// Limit on the run: three kube-proxies and wrk on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(2 * 60 * 60);
 
 const ROUNDS: Rounds = Rounds::of_all(5);
 const WRK_ROUNDS: Rounds = Rounds::of_all(3);
 const WRK_SECONDS: u32 = 1;
+const REQUEST_ROUNDS: Rounds = Rounds::of_all(3);
+const BULK_ROUNDS: Rounds = Rounds::of_all(3);
+const BULK_SECONDS: &str = "1";
 const BALANCE_ROUNDS: Rounds = Rounds::of_all(3);
 
 /// Prefix of the result's line on the console.
@@ -53,7 +67,7 @@ const RESULT: &str = "result: ";
 const GIVEN: &str = "/given";
 
 /// Host programs that also run in the guest.
-const PROGRAMS: [&str; 7] = ["ip", "nsenter", "nginx", "wrk", "nft", "ipset", "xtables-legacy-multi"];
+const PROGRAMS: [&str; 8] = ["ip", "nsenter", "nginx", "wrk", "iperf3", "nft", "ipset", "xtables-legacy-multi"];
 /// Directory of the iptables extensions.
 const EXTENSIONS: &str = "/usr/lib/x86_64-linux-gnu/xtables";
 
@@ -61,12 +75,15 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let mut report = Report::new("guest");
     report.samples = json!({});
     let mut throughput = Vec::new();
+    let peers = if plan.peers.is_empty() { &PEERS } else { plan.peers.as_slice() };
     for services in plan.services(&SERVICES) {
-        let result = boot(plan, services)?;
+        let result = boot(plan, services, &Machine { peers, ..MACHINE })?;
         merge(&mut report, services, &result)?;
         throughput.push((services, result));
     }
     report.summary.push(throughput_table(&throughput));
+    report.summary.push(ratio_table(&throughput, "whole HTTP request, connect() included, p50", ("request", "p50_us")));
+    report.summary.push(ratio_table(&throughput, "iperf3, TCP, bit/s", ("bulk", "gbit_per_second")));
     let chart = |name: &str, title: &str, pointer| {
         contest::chart_of_ratios(
             name,
@@ -78,6 +95,16 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         "throughput",
         "Short HTTP connections per second, by instructions",
         ("wrk", "requests_per_second"),
+    ));
+    report.charts.push(chart(
+        "request",
+        "Median of a whole short HTTP request, by instructions",
+        ("request", "p50_us"),
+    ));
+    report.charts.push(chart(
+        "bulk",
+        "Bits per second of one TCP stream, by instructions",
+        ("bulk", "gbit_per_second"),
     ));
     report.charts.push(chart("connect", "Median of connect(2), by instructions", ("connect", "p50_us")));
     report.notes.push(
@@ -92,7 +119,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
 }
 
 /// Prepares a cluster with `services` Services and runs the measuring guest.
-fn boot(plan: &Plan, services: u32) -> Result<Value> {
+pub(crate) fn boot(plan: &Plan, services: u32, machine: &Machine<'_>) -> Result<Value> {
     let sandbox = Sandbox::new(PREFIX);
     let control_plane = ControlPlane::start(&sandbox);
     node::create(&sandbox, &control_plane);
@@ -102,7 +129,7 @@ fn boot(plan: &Plan, services: u32) -> Result<Value> {
     writer.create(SUBJECTS.iter().flat_map(Subject::objects));
     writer.create(Shape::new(services, endpoints).objects(0..services));
     writer.create(marker(0).objects());
-    let image = image(&sandbox, &control_plane, plan, (services, endpoints))?;
+    let image = image(&sandbox, &control_plane, plan, (services, endpoints), machine)?;
     eprintln!("{services} Services: measuring in a guest");
     let mut guest = image.start();
     let console = guest.follow_to_end(PATIENCE, |line| {
@@ -124,22 +151,21 @@ fn image<'s>(
     control_plane: &ControlPlane<'_>,
     plan: &Plan,
     (services, endpoints): (u32, u32),
+    machine: &Machine<'_>,
 ) -> Result<GuestImage<'s>> {
     let own = std::env::current_exe().context("this program has no path")?;
     let quick = if plan.quick { "--quick" } else { "" };
-    let peers: String = plan.peers.iter().map(|peer| format!("--peer {peer} ")).collect();
+    let peers: String = machine.peers.iter().map(|peer| format!("--peer {peer} ")).collect();
     let script = format!(
         "#!/bin/sh\n{SET_UP}\nCPROXY_BIN=/usr/bin/cproxy {} inside --services {services} --endpoints {endpoints} \
          {peers}{quick} 2>&1\n\
          echo \"ended: $?\"\npoweroff -f\n",
         own.display()
     );
-    let kube_proxy = control_plane.binary("kube-proxy");
     let mut image = GuestImage::new(sandbox, &Kernel::from_env())
-        .memory_mib(MEMORY_MIB)
-        .counting_instructions()
+        .memory_mib(machine.memory_mib)
+        .counting_instructions(machine.instruction_shift)
         .program_of_host(&own)
-        .program("usr/bin/kube-proxy", read(&kube_proxy)?)
         .program("usr/bin/cproxy", read(&cproxy_binary())?)
         .file("given/ca.crt", control_plane.ca_pem())
         .file("given/agent", inside_guest(control_plane, &control_plane.agent_kubeconfig())?)
@@ -152,6 +178,9 @@ fn image<'s>(
         .program("guest/bench", script);
     for name in PROGRAMS {
         image = image.program_of_host(&program(name)?);
+    }
+    if machine.peers.iter().any(|peer| !matches!(peer, Peer::Direct | Peer::Cproxy)) {
+        image = image.program("usr/bin/kube-proxy", read(&control_plane.binary("kube-proxy"))?);
     }
     for extension in fs::read_dir(EXTENSIONS).context(EXTENSIONS)?.flatten() {
         image = image.program_of_host(&extension.path());
@@ -192,6 +221,7 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
     let cluster = Cluster::Remote { agent_kubeconfig: given.join("agent"), kube_proxy };
     servers::sink(&sandbox, &servers::SINK)?;
     let _nginx = servers::nginx(&sandbox, &servers::WEB)?;
+    let _iperf = servers::iperf(&sandbox, &servers::BULK)?;
     let _named = servers::named_servers(&sandbox, &servers::TEN);
     let peers = if plan.peers.is_empty() { &PEERS } else { plan.peers.as_slice() };
     let mut arena = Arena::new(&sandbox, cluster, peers, &SUBJECTS)?;
@@ -200,6 +230,7 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
     let mut failures = Vec::new();
     plan.at_each(&mut arena, &services, &mut failures, |arena| {
         let services = arena.services();
+        add_memory(&mut report, services)?;
         eprintln!("connect(2)");
         let connects = connect::measure(arena, plan.rounds(ROUNDS));
         contest::add(&mut report, "connect(2)", "connect", &[(services, connects)]);
@@ -207,6 +238,13 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
         let participants = contest::participants(arena);
         let requests = wrk::measure(arena, &participants, plan.rounds(WRK_ROUNDS), WRK_SECONDS)?;
         contest::add(&mut report, "wrk, 2,000 connections, Connection: close", "wrk", &[(services, requests)]);
+        eprintln!("whole requests");
+        let requests = request::measure(arena, plan.rounds(REQUEST_ROUNDS));
+        let title = "one HTTP request after the other, each with its connection";
+        contest::add(&mut report, title, "request", &[(services, requests)]);
+        eprintln!("iperf3");
+        let bulk = udp::measure_bulk(arena, plan.rounds(BULK_ROUNDS), BULK_SECONDS);
+        contest::add(&mut report, "iperf3, one TCP stream", "bulk", &[(services, bulk)]);
         eprintln!("balance");
         let measured = balance::measure(arena, plan.rounds(BALANCE_ROUNDS));
         balance::add(&mut report, services, measured);
@@ -220,6 +258,15 @@ pub(crate) fn inside(plan: &Plan) -> Result<()> {
         "tables": tables, "notes": notes, "failures": failures, "versions": versions, "samples": samples,
     });
     println!("{RESULT}{result}");
+    Ok(())
+}
+
+/// Adds the memory that programs could still have, with every peer's rules in force.
+fn add_memory(report: &mut Report, services: u32) -> Result<()> {
+    let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
+    let figure = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.split_whitespace().next());
+    let kib: u32 = figure.context("/proc/meminfo has no MemAvailable")?.parse().context("/proc/meminfo")?;
+    report.add_samples("available_mib", json!({services.to_string(): kib / 1024}));
     Ok(())
 }
 
@@ -251,7 +298,7 @@ fn table_json(table: &Table) -> Value {
     json!({"title": table.title, "columns": table.columns, "rows": table.rows})
 }
 
-fn merge(report: &mut Report, services: u32, result: &Value) -> Result<()> {
+pub(crate) fn merge(report: &mut Report, services: u32, result: &Value) -> Result<()> {
     let part = |name: &str| result.get(name).cloned().with_context(|| format!("the guest's result has no {name}"));
     for table in part("tables")?.as_array().into_iter().flatten() {
         let field = |name: &str| table.get(name).cloned().unwrap_or_default();
@@ -274,7 +321,7 @@ fn merge(report: &mut Report, services: u32, result: &Value) -> Result<()> {
 }
 
 /// Ratio of a peer's metric to the direct connection's, over the number of Services.
-fn ratios(results: &[(u32, Value)], peer: Peer, (benchmark, metric): (&str, &str)) -> Series {
+pub(crate) fn ratios(results: &[(u32, Value)], peer: Peer, (benchmark, metric): (&str, &str)) -> Series {
     let samples = |result: &Value, services: u32, peer: Peer| {
         let samples = result.pointer(&format!("/samples/{benchmark}/{services}/{peer}/{metric}"))?;
         serde_json::from_value::<Vec<f64>>(samples.clone()).ok()
@@ -284,6 +331,23 @@ fn ratios(results: &[(u32, Value)], peer: Peer, (benchmark, metric): (&str, &str
         Some(Point { x: f64::from(*services), y: Estimate::of_ratios(&of(peer)?, &of(Peer::Direct)?)? })
     };
     Series { name: peer.to_string(), points: results.iter().filter_map(point).collect() }
+}
+
+/// Ratios to the direct connection's figures, a line for each number of Services.
+fn ratio_table(results: &[(u32, Value)], what: &str, pointer: (&str, &str)) -> Table {
+    let peers = || PEERS.into_iter().filter(|peer| *peer != Peer::Direct);
+    let row = |result: &(u32, Value)| {
+        let cell = |peer| {
+            let series = ratios(std::slice::from_ref(result), peer, pointer);
+            series.points.first().map_or_else(|| "-".to_owned(), |point| format!("{:.2}", point.y.median))
+        };
+        (format!("{} Services", result.0), peers().map(cell).collect())
+    };
+    Table {
+        title: format!("{what}, by instructions, ratio to the direct connection's"),
+        columns: peers().map(|peer| peer.to_string()).collect(),
+        rows: results.iter().map(row).collect(),
+    }
 }
 
 /// Requests per second, in the table form common in comparisons of kube-proxy's modes.

@@ -6,7 +6,11 @@ mod connect;
 mod contest;
 mod guest;
 mod redis;
+mod redis_cluster;
+mod request;
+mod rolling;
 mod servers;
+mod small_guest;
 mod udp;
 mod wrk;
 
@@ -34,14 +38,22 @@ enum Benchmark {
     Connect(Plan),
     /// Short HTTP connections, 2,000 at a time
     Wrk(Plan),
+    /// A whole short HTTP request on a connection of its own
+    Request(Plan),
     /// redis, by connections that stay and by short ones; a client behind a macvlan; connections that are idle for long
     Redis(Plan),
+    /// A redis cluster of three shards, each behind a ClusterIP of its own
+    RedisCluster(Plan),
+    /// Requests that fail while the pods of a Deployment are replaced
+    Rolling(Plan),
     /// DNS over UDP, and one stream of many bytes
     Udp(Plan),
     /// How evenly connections are spread over backends
     Balance(Plan),
     /// The same in a virtual machine, whose kernel has IPVS, timed in instructions
     Guest(Plan),
+    /// Each peer alone in a virtual machine with half a core and 500 MiB, timed in instructions
+    SmallGuest(Plan),
     /// The part that runs in that virtual machine
     #[command(hide = true)]
     Inside(Plan),
@@ -175,7 +187,12 @@ impl Plan {
 
     /// All peers with these measured Services.
     fn arena<'s>(&self, sandbox: &'s Sandbox, subjects: &[Subject]) -> Result<Arena<'s>> {
-        Arena::new(sandbox, Cluster::start(sandbox), self.peers(), subjects)
+        self.arena_of(sandbox, self.peers(), subjects)
+    }
+
+    /// These peers with these measured Services.
+    fn arena_of<'s>(&self, sandbox: &'s Sandbox, peers: &[Peer], subjects: &[Subject]) -> Result<Arena<'s>> {
+        Arena::new(sandbox, Cluster::start(sandbox), peers, subjects)
     }
 }
 
@@ -185,9 +202,13 @@ fn main() -> Result<()> {
         Benchmark::Inside(plan) => return guest::inside(&plan),
         Benchmark::Connect(plan) => (plan, connect::run),
         Benchmark::Wrk(plan) => (plan, wrk::run),
+        Benchmark::Request(plan) => (plan, request::run),
         Benchmark::Redis(plan) => (plan, redis::run),
+        Benchmark::RedisCluster(plan) => (plan, redis_cluster::run),
+        Benchmark::Rolling(plan) => (plan, rolling::run),
         Benchmark::Udp(plan) => (plan, udp::run),
         Benchmark::Guest(plan) => (plan, guest::run),
+        Benchmark::SmallGuest(plan) => (plan, small_guest::run),
         Benchmark::Balance(plan) => (plan, balance::run),
     };
     plan.check()?;

@@ -18,9 +18,9 @@ use crate::{
 
 const ROUNDS: Rounds = Rounds::of_all(20);
 const SERVICES: [u32; 2] = [10, 5_000];
-const CLIENTS: &str = "50";
+pub(crate) const CLIENTS: &str = "50";
 
-const METRICS: [Metric; 3] = [
+pub(crate) const METRICS: [Metric; 3] = [
     Metric { key: "requests_per_second", meaning: "requests/s", digits: 0, is_compared: true },
     Metric { key: "p50_ms", meaning: "latency p50, ms", digits: 2, is_compared: true },
     Metric { key: "p99_ms", meaning: "p99, ms", digits: 2, is_compared: true },
@@ -74,7 +74,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
 }
 
 /// `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"`
-fn figures(client: &mut Command) -> Result<Vec<f64>> {
+pub(crate) fn figures(client: &mut Command) -> Result<Vec<f64>> {
     let output = client.output().context("starting redis-benchmark")?;
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().find(|line| line.starts_with("\"GET\""));

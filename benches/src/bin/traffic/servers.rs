@@ -55,6 +55,13 @@ pub(crate) const REDIS: Subject = Subject {
     is_udp_too: false,
 };
 
+/// Shards of a redis cluster.
+pub(crate) const SHARDS: [Subject; 3] = [
+    shard("shard-1", address(10, 96, 2, 9, 6379), &[address(10, 244, 7, 1, 6379)]),
+    shard("shard-2", address(10, 96, 2, 10, 6379), &[address(10, 244, 7, 2, 6379)]),
+    shard("shard-3", address(10, 96, 2, 11, 6379), &[address(10, 244, 7, 3, 6379)]),
+];
+
 /// A nameserver.
 pub(crate) const DNS: Subject =
     Subject { name: "dns", vip: address(10, 96, 2, 4, 53), backends: &[address(10, 244, 4, 1, 53)], is_udp_too: true };
@@ -77,10 +84,21 @@ pub(crate) const THREE: Subject =
 pub(crate) const TEN: Subject =
     Subject { name: "ten", vip: address(10, 96, 2, 8, 80), backends: &NAMED_10, is_udp_too: false };
 
+/// Pods that are replaced.
+pub(crate) const ROLLED: Subject =
+    Subject { name: "rolled", vip: address(10, 96, 2, 12, 80), backends: &ROLLED_3, is_udp_too: false };
+
+const ROLLED_3: [SocketAddr; 3] =
+    [address(10, 244, 8, 1, 8080), address(10, 244, 8, 2, 8080), address(10, 244, 8, 3, 8080)];
+
 const NAMED_2: [SocketAddr; 2] = [named(1), named(2)];
 const NAMED_3: [SocketAddr; 3] = [named(1), named(2), named(3)];
 const NAMED_10: [SocketAddr; 10] =
     [named(1), named(2), named(3), named(4), named(5), named(6), named(7), named(8), named(9), named(10)];
+
+const fn shard(name: &'static str, vip: SocketAddr, backends: &'static [SocketAddr]) -> Subject {
+    Subject { name, vip, backends, is_udp_too: false }
+}
 
 const fn named(host: u8) -> SocketAddr {
     address(10, 244, 6, host, 8080)
@@ -143,11 +161,29 @@ pub(crate) fn nginx(sandbox: &Sandbox, subject: &Subject) -> Result<Daemon> {
 /// redis without persistence.
 pub(crate) fn redis(sandbox: &Sandbox, subject: &Subject) -> Result<Daemon> {
     let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
-    let mut command = Command::new("redis-server");
-    command.args(["--bind", &backend.ip().to_string(), "--port", &backend.port().to_string()]);
-    command.args(["--save", "", "--appendonly", "no", "--protected-mode", "no", "--maxclients", "4000"]);
-    command.arg("--dir").arg(sandbox.dir());
+    let mut command = redis_at(*backend);
+    command.args(["--bind", &backend.ip().to_string()]).arg("--dir").arg(sandbox.dir());
     start(sandbox, "redis", command, *backend)
+}
+
+/// A shard of a redis cluster that announces its ClusterIP, at which the other shards reach it without a proxy.
+pub(crate) fn redis_shard(sandbox: &Sandbox, subject: &Subject) -> Result<Daemon> {
+    let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
+    let vip = subject.vip.ip();
+    sandbox.add_address(vip);
+    let dir = sandbox.dir().join(subject.name);
+    fs::create_dir_all(&dir).context("writing into the sandbox")?;
+    let mut command = redis_at(*backend);
+    command.args(["--bind", &backend.ip().to_string(), &vip.to_string()]).arg("--dir").arg(dir);
+    command.args(["--cluster-enabled", "yes", "--cluster-announce-ip", &vip.to_string()]);
+    start(sandbox, subject.name, command, *backend)
+}
+
+fn redis_at(backend: SocketAddr) -> Command {
+    let mut command = Command::new("redis-server");
+    command.args(["--port", &backend.port().to_string(), "--save", "", "--appendonly", "no"]);
+    command.args(["--protected-mode", "no", "--maxclients", "4000"]);
+    command
 }
 
 /// A nameserver that knows one name.

@@ -3,13 +3,13 @@
 use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::report::Report;
+use cproxy_benches::{arena::Arena, report::Report};
 use cproxy_tests::sandbox::Sandbox;
 use serde_json::Value;
 
 use crate::{
     PREFIX, Plan,
-    contest::{self, Metric, Rounds},
+    contest::{self, Measured, Metric, Rounds},
     servers,
 };
 
@@ -57,14 +57,11 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
                 dns_figures(&mut dnsperf)
             }))
         }));
-        of_bulk.extend(plan.at_each(&mut arena, &[services], &mut report.failures, |arena| {
-            let participants = contest::participants(arena);
-            Ok(contest::measure(arena, &participants, &bulk, &BULK, rounds, |stand, address| {
-                let mut iperf = stand.client("iperf3");
-                iperf.args(["-c", &address.ip().to_string(), "-p", &address.port().to_string(), "-t", &seconds, "-J"]);
-                bulk_figures(&mut iperf)
-            }))
-        }));
+        of_bulk.extend(
+            plan.at_each(&mut arena, &[services], &mut report.failures, |arena| {
+                Ok(measure_bulk(arena, rounds, &seconds))
+            }),
+        );
     }
     let chart = ("dns", "DNS queries per second through a ClusterIP");
     contest::add_with_overview(&mut report, ("dnsperf, UDP", "dns"), chart, 0, &of_dns);
@@ -74,6 +71,16 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         .notes
         .push(format!("dnsperf -c {CLIENTS} -q {OUTSTANDING} -l {seconds} to dnsmasq; iperf3 -t {seconds}; {rounds}."));
     Ok(report)
+}
+
+/// Measures one TCP stream with the current number of Services.
+pub(crate) fn measure_bulk(arena: &mut Arena<'_>, rounds: Rounds, seconds: &str) -> Measured {
+    let participants = contest::participants(arena);
+    contest::measure(arena, &participants, &servers::BULK, &BULK, rounds, |stand, address| {
+        let mut iperf = stand.client("iperf3");
+        iperf.args(["-c", &address.ip().to_string(), "-p", &address.port().to_string(), "-t", seconds, "-J"]);
+        bulk_figures(&mut iperf)
+    })
 }
 
 /// Version from the second line of dnsperf's output.
