@@ -15,6 +15,7 @@ mod common;
 mod bad;
 mod cgroups;
 mod containers;
+mod packets;
 mod restored;
 mod start;
 mod systemd;

@@ -1,6 +1,8 @@
-//! `docs/benchmarks.md` and its charts: from the files that the benchmarks have left to the files that are committed.
+//! `docs/benchmarks.md` from the results in `docs/benchmarks`: a file for each benchmark and those of its charts. New
+//! results of this machine replace them there, without the single samples.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -11,27 +13,25 @@ use serde_json::Value;
 use super::page;
 use crate::{paths, run};
 
-/// Writes the page about all results, except those of runs with `--quick`.
+/// Field of a report with all samples, which the page does not show.
+const SAMPLES: &str = "samples";
+
+/// Takes over new results, except those of runs with `--quick`, and writes the page about all.
 pub(super) fn write(benchmarks: &[&str]) -> Result<()> {
-    let mut reports = Vec::new();
-    let mut missing = Vec::new();
     for &benchmark in benchmarks {
-        match read(benchmark)? {
-            Some(report) if page::is_quick(&report) => {
-                run::report(format!(
-                    "bench: the results of {benchmark} are from a run with {}, so they are left out",
-                    super::QUICK
-                ));
-                missing.push(benchmark);
-            }
-            Some(report) => reports.push(report),
-            None => missing.push(benchmark),
+        match read(&file_of(benchmark))? {
+            Some(report) if page::is_quick(&report) => run::report(format!(
+                "bench: the results of {benchmark} are from a run with {}, so they are left out",
+                super::QUICK
+            )),
+            Some(report) => take_over(benchmark, report)?,
+            None => {}
         }
     }
+    let (reports, missing) = kept(benchmarks)?;
     ensure!(!reports.is_empty(), "no results in {}: run `cargo xtask bench all`", results().display());
-    let docs = paths::workspace().join("docs");
-    copy_charts(&reports, &docs.join(page::CHARTS))?;
-    let file = docs.join("benchmarks.md");
+    remove_others(benchmarks, &reports)?;
+    let file = page_file();
     fs::write(&file, page::of(&reports, &missing)).with_context(|| format!("writing {}", file.display()))?;
     run::report(format!("bench: wrote {}", file.display()));
     Ok(())
@@ -47,7 +47,7 @@ pub(super) fn remove(benchmark: &str) -> Result<()> {
     .with_context(|| format!("removing {}", file.display()))
 }
 
-/// Directory of the results.
+/// Directory of this machine's results.
 fn results() -> PathBuf {
     paths::target().join("bench")
 }
@@ -56,25 +56,77 @@ fn file_of(benchmark: &str) -> PathBuf {
     results().join(benchmark).with_extension("json")
 }
 
-fn read(benchmark: &str) -> Result<Option<Value>> {
-    let file = file_of(benchmark);
-    let text = match fs::read_to_string(&file) {
+fn page_file() -> PathBuf {
+    paths::workspace().join("docs/benchmarks.md")
+}
+
+/// Directory of the results that the page shows.
+fn kept_results() -> PathBuf {
+    page_file().with_file_name(page::CHARTS)
+}
+
+fn kept_file_of(benchmark: &str) -> PathBuf {
+    kept_results().join(benchmark).with_extension("json")
+}
+
+/// The results that the page shows, and the benchmarks without any.
+fn kept<'b>(benchmarks: &[&'b str]) -> Result<(Vec<Value>, Vec<&'b str>)> {
+    let mut reports = Vec::new();
+    let mut missing = Vec::new();
+    for &benchmark in benchmarks {
+        match read(&kept_file_of(benchmark))? {
+            Some(report) => reports.push(report),
+            None => missing.push(benchmark),
+        }
+    }
+    Ok((reports, missing))
+}
+
+fn read(file: &Path) -> Result<Option<Value>> {
+    let text = match fs::read_to_string(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text.with_context(|| format!("reading {}", file.display()))?,
     };
     serde_json::from_str(&text).map(Some).with_context(|| format!("{} is no JSON", file.display()))
 }
 
-/// Fills the directory with the charts of these reports, and nothing else.
-fn copy_charts(reports: &[Value], directory: &Path) -> Result<()> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => fs::create_dir_all(directory),
+/// Writes a report and its charts where the page finds them.
+fn take_over(benchmark: &str, mut report: Value) -> Result<()> {
+    if let Some(fields) = report.as_object_mut() {
+        fields.remove(SAMPLES);
     }
-    .with_context(|| format!("emptying {}", directory.display()))?;
-    for file in reports.iter().flat_map(page::chart_files) {
+    let directory = kept_results();
+    fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+    for file in page::chart_files(&report) {
         let from = results().join(file);
         fs::copy(&from, directory.join(file)).with_context(|| format!("copying {}", from.display()))?;
     }
+    let (file, text) = (kept_file_of(benchmark), format!("{report:#}\n"));
+    fs::write(&file, text).with_context(|| format!("writing {}", file.display()))
+}
+
+/// Removes everything that belongs to none of the reports.
+fn remove_others(benchmarks: &[&str], reports: &[Value]) -> Result<()> {
+    let charts = reports.iter().flat_map(page::chart_files).map(str::to_owned);
+    let known: BTreeSet<_> = charts.chain(benchmarks.iter().map(|benchmark| format!("{benchmark}.json"))).collect();
+    let directory = kept_results();
+    for entry in fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))? {
+        let path = entry.context("reading a directory entry")?.path();
+        if path.file_name().and_then(|name| name.to_str()).is_none_or(|name| !known.contains(name)) {
+            fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+        }
+    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_what_the_committed_results_give() {
+        let (reports, missing) = kept(&super::super::BENCHMARKS.map(super::super::Selection::name)).unwrap();
+        let page = fs::read_to_string(page_file()).unwrap();
+        assert!(page == page::of(&reports, &missing), "run `cargo xtask bench docs`, and edit the page nowhere else");
+    }
 }

@@ -71,7 +71,7 @@ static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
 
 /// Commands that start guests.
-static GUESTS: [Provided; 8] = [
+static GUESTS: [Provided; 9] = [
     ("busybox", &["busybox-static"]),
     ("cpio", &["cpio"]),
     ("dnsmasq", &["dnsmasq-base"]),
@@ -79,6 +79,7 @@ static GUESTS: [Provided; 8] = [
     ("qemu-system-x86_64", &["qemu-system-x86"]),
     ("runc", &["runc"]),
     ("systemctl", &["systemd"]),
+    ("tcpdump", &["tcpdump"]),
     ("xz", &["xz-utils"]),
 ];
 
