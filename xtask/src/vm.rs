@@ -52,6 +52,11 @@ const PROGRAMS_VARIABLE: &str = "CPROXY_GUEST_PROGRAMS";
 /// Prefix of the names of Debian's kernels.
 const PACKAGED: &str = "debian-";
 
+/// Words for the kernel's command line of every guest.
+const PARAMETERS_VARIABLE: &str = "CPROXY_GUEST_PARAMETERS";
+/// A kernel with this parameter interprets BPF programs, as one without a JIT compiler does.
+const WITHOUT_JIT: &str = "sysctl.net.core.bpf_jit_enable=0";
+
 /// Options that stock guest kernels leave out and cproxy can do without.
 const LEAN: [&str; 1] = ["BPF_JIT"];
 /// Options that it cannot do without.
@@ -77,8 +82,8 @@ pub(crate) struct GuestTestArguments {
     /// Tests only the kernels that are named
     #[arg(long, requires = "kernel")]
     only: bool,
-    /// Architecture of the guests; for another one than this machine's, only Debian's kernels are tested, and without
-    /// container runtimes and systemd
+    /// Architecture of the guests; for another one than this machine's, only Debian's kernels are tested (6.1 also with
+    /// its JIT compiler off), and without container runtimes and systemd
     #[arg(long, value_name = "ARCHITECTURE", conflicts_with = "kernel")]
     target: Option<Architecture>,
 }
@@ -202,10 +207,14 @@ fn test_foreign(target: Architecture) -> Result<ExitCode> {
     fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;
     let mut outcomes = Vec::new();
     let mut rows = Vec::new();
-    for (name, kernel) in packaged(target)? {
+    let compiling = packaged(target)?.into_iter().map(|(name, kernel)| (name, kernel, ""));
+    let interpreting =
+        ("interpreting-6.1".to_owned(), kernels::packaged(kernels::for_machines(target)[0])?, WITHOUT_JIT);
+    for (name, kernel, parameters) in compiling.chain([interpreting]) {
         let report = reports.join(format!("{name}.json"));
         fs::remove_file(&report).ok();
         let mut command = cargo_test(&FOREIGN);
+        command.env(PARAMETERS_VARIABLE, parameters);
         command.env(AGENT.variable, &agent).env(KUBERNETES.variable, &control_plane);
         command.env(INITRAMFS_VARIABLE, &initramfs).env(KERNEL_VARIABLE, &kernel).env(REPORT_VARIABLE, &report);
         command.env(MATRIX_VARIABLE, &matrix).env(PROGRAMS_VARIABLE, &programs);
