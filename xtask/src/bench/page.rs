@@ -52,10 +52,10 @@ same results. Do not edit it. [Profile](profile.md) explains the remaining diffe
 /// How to read the tables of all benchmarks; notes that belong to one benchmark are in its report.
 const LEGEND: &str = "\
 `direct` connects to the pod's own address. `cproxy`, `iptables`, `nftables` and `ipvs` connect to a ClusterIP that \
-cproxy, or kube-proxy in that mode, serves. IPVS is in `guest` alone, because the machine's own kernel lacks it. \
-`direct, again` is a second direct connection in each round: its distance from 1 is chance. `cproxy, to the pod` and \
-the like connect to the pod's own address while that proxy's rules or programs are in force: they show what the proxy \
-costs the pod's other traffic.
+cproxy, or kube-proxy in that mode, serves. IPVS is in `guest` and `small-guest` alone, because the machine's own \
+kernel lacks it. `direct, again` is a second direct connection in each round: its distance from 1 is chance. \
+`cproxy, to the pod` and the like connect to the pod's own address while that proxy's rules or programs are in force: \
+they show what the proxy costs the pod's other traffic.
 
 In each round every participant has its turn. A ratio is the median of the ratios within the rounds, not the ratio of \
 the two medians. Brackets hold the 95 % interval of the median; with fewer than six rounds, the smallest and the \
