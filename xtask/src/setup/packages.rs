@@ -75,6 +75,7 @@ static GUESTS: [Provided; 9] = [
     ("busybox", &["busybox-static"]),
     ("cpio", &["cpio"]),
     ("dnsmasq", &["dnsmasq-base"]),
+    ("mke2fs", &["e2fsprogs"]),
     ("nsenter", &["util-linux"]),
     ("qemu-system-x86_64", &["qemu-system-x86"]),
     ("runc", &["runc"]),
