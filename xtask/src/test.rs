@@ -152,7 +152,8 @@ const SUITES: [Suite; 20] = [
     suite("budgets", &["budgets"], BUDGETS, MEASURED_CLUSTER, Some(SuiteGroup::Cluster)),
 ];
 
-const UNIT: &[&str] = &["--lib", "--bins", "allocations", "api_server", "http2", "histories", "watches", "memory"];
+const UNIT: &[&str] =
+    &["--lib", "--bins", "allocations", "api_server", "documents", "http2", "histories", "manual", "memory", "watches"];
 const LIVE: &[&str] = &[
     "live",
     "health",

@@ -21,6 +21,9 @@ use crate::fixture::PATIENCE;
 /// Variable with the directory of Helm's binary.
 const VARIABLE: &str = "CPROXY_HELM";
 
+/// Version for which objects are rendered where there is no server.
+const KUBERNETES: &str = "1.36.1";
+
 /// Labels that the chart adds to each object.
 const OWN_LABELS: [&str; 3] = ["app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "helm.sh/chart"];
 
@@ -75,7 +78,7 @@ fn helm(sandbox: &Sandbox, arguments: &[&str]) -> Output {
 /// The chart as objects, with these options of `helm template`.
 fn rendered(sandbox: &Sandbox, options: &[&str]) -> BTreeMap<String, Value> {
     let chart = chart();
-    let base = ["template", "cproxy", chart.to_str().unwrap(), "--namespace", "kube-system"];
+    let base = ["template", "cproxy", chart.to_str().unwrap(), "--namespace", "kube-system", "--kube-version", KUBERNETES];
     objects(&helm(sandbox, &[&base, options].concat()).success().stdout)
 }
 
