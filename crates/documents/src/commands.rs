@@ -70,7 +70,7 @@ fn shell_commands(line: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut word = String::new();
     let mut quote = None;
-    let mut end_word = |word: &mut String, commands: &mut Vec<Vec<String>>| {
+    let end_word = |word: &mut String, commands: &mut Vec<Vec<String>>| {
         if let Some(command) = commands.last_mut().filter(|_| !word.is_empty()) {
             command.push(std::mem::take(word));
         }

@@ -69,7 +69,8 @@ fn read(path: &Path) -> String {
 
 /// Helm without a user's settings.
 fn helm(sandbox: &Sandbox, arguments: &[&str]) -> Output {
-    let directory = std::env::var_os(VARIABLE).unwrap_or_else(|| panic!("{VARIABLE} is not set: run `cargo xtask test`"));
+    let directory =
+        std::env::var_os(VARIABLE).unwrap_or_else(|| panic!("{VARIABLE} is not set: run `cargo xtask test`"));
     let mut command = Command::new(Path::new(&directory).join("helm"));
     command.env_clear().env("HOME", sandbox.dir()).env("PATH", "/usr/bin:/bin").args(arguments);
     run(sandbox, Placement::Unhooked, command, "", PATIENCE)
@@ -78,7 +79,8 @@ fn helm(sandbox: &Sandbox, arguments: &[&str]) -> Output {
 /// The chart as objects, with these options of `helm template`.
 fn rendered(sandbox: &Sandbox, options: &[&str]) -> BTreeMap<String, Value> {
     let chart = chart();
-    let base = ["template", "cproxy", chart.to_str().unwrap(), "--namespace", "kube-system", "--kube-version", KUBERNETES];
+    let base =
+        ["template", "cproxy", chart.to_str().unwrap(), "--namespace", "kube-system", "--kube-version", KUBERNETES];
     objects(&helm(sandbox, &[&base, options].concat()).success().stdout)
 }
 
@@ -86,7 +88,9 @@ fn rendered(sandbox: &Sandbox, options: &[&str]) -> BTreeMap<String, Value> {
 fn objects(text: &str) -> BTreeMap<String, Value> {
     let documents = text.split("\n---\n").map(|document| document.trim_start_matches("---\n"));
     let parsed = documents.map(|document| yaml(document)).filter(|object| !object.is_null());
-    parsed.map(|object| (format!("{}/{}", string(&object["kind"]), string(&object["metadata"]["name"])), object)).collect()
+    parsed
+        .map(|object| (format!("{}/{}", string(&object["kind"]), string(&object["metadata"]["name"])), object))
+        .collect()
 }
 
 fn yaml(text: &str) -> Value {
@@ -201,7 +205,10 @@ fn the_chart_follows_its_values() {
     assert_eq!(relay["imagePullSecrets"], json!([{"name": "registry"}]));
     assert_eq!(relay["terminationGracePeriodSeconds"], 130);
     assert_eq!(relay.get("priorityClassName"), None);
-    assert_eq!((&relay["nodeSelector"], &relay["tolerations"][0]["key"]), (&json!({"pool": "relays"}), &json!("relays")));
+    assert_eq!(
+        (&relay["nodeSelector"], &relay["tolerations"][0]["key"]),
+        (&json!({"pool": "relays"}), &json!("relays"))
+    );
     let arguments = relay["containers"][0]["args"].as_array().unwrap();
     for argument in ["--drain-seconds=90", "--log-format=json"] {
         assert!(arguments.contains(&json!(argument)), "{arguments:?}");
@@ -255,7 +262,8 @@ fn helm_installs_upgrades_and_removes_the_chart_in_a_real_cluster() {
     let kubeconfig = control_plane.admin_kubeconfig();
     let (chart, values) = (chart(), write_text(sandbox.dir(), "values", OTHER_VALUES));
     let [chart, kubeconfig, values] = [&chart, &kubeconfig, &values].map(|path| path.to_str().unwrap());
-    let release = |verb: &[&str]| helm(&sandbox, &[verb, &["--namespace", "kube-system", "--kubeconfig", kubeconfig]].concat());
+    let release =
+        |verb: &[&str]| helm(&sandbox, &[verb, &["--namespace", "kube-system", "--kubeconfig", kubeconfig]].concat());
 
     let output = release(&["install", "cproxy", chart, "--set", "alerts.prometheusRule=true"]);
     assert!(output.code != 0 && output.stderr.contains("PrometheusRule"), "the kind does not exist: {output:?}");

@@ -2,11 +2,12 @@
 //! Services work, a killed agent comes back, and a machine where cproxy is switched off is left alone.
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
+use cproxy_documents::blocks;
 use cproxy_tests::sandbox::Sandbox;
 
 use crate::{
@@ -24,15 +25,28 @@ const OFF: &str = "cproxy.enabled=false cproxy.manifests=/etc/cproxy/manifests\n
 /// Start of each script: file systems, and helpers. `returned PID` waits for an agent of another process id.
 const PRELUDE: &str = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
     mount -t sysfs sysfs /sys; mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf\n\
-    mkdir -p /var/log /etc/service /etc/sv /var/cache /tmp\n\
+    mkdir -p /var/log /etc/sv /var/cache /tmp\n\
     rm -rf /run/* /var/log/* /tmp/*; mkdir /run/service; : >/tmp/workload\n\
     does() { \"$@\" >/tmp/output 2>&1; echo \"$*: $?\"; cat /tmp/output >>/tmp/all; }\n\
     until_it() { n=0; until \"$@\" >/dev/null 2>&1; do n=$((n + 1)); [ $n -lt 300 ] || return 1; sleep 0.1; done; }\n\
     returned() { new=$(pidof cproxy) && [ \"$new\" != \"$1\" ]; }\n\
     has_gone() { ! pidof cproxy; }\n";
 
-/// Start of a workload's script: it needs Services.
-const WORKLOAD: &str = "cproxy wait || exit 1\n[ ! -e /run/cproxy/ready ] || echo with Services >>/tmp/workload\n";
+/// Page with the steps of an installation.
+const PAGE: &str = "docs/integrations/plain-node.md";
+
+/// The page's commands that contain these words.
+fn steps(words: &str) -> String {
+    let page = fs::read_to_string(repository().join(PAGE)).unwrap();
+    let block = blocks(&page).into_iter().find(|block| block.text.contains(words));
+    block.unwrap_or_else(|| panic!("{PAGE} has no block with {words:?}")).text
+}
+
+/// Script of a workload: the page's line, and a witness.
+fn workload(rest: &str) -> String {
+    let line = steps("cproxy wait || exit 1");
+    format!("{line}[ ! -e /run/cproxy/ready ] || echo with Services >>/tmp/workload\n{rest}")
+}
 
 /// A root with the init systems and cproxy's service files.
 fn root(sandbox: &Sandbox) -> PathBuf {
@@ -60,13 +74,14 @@ fn lines<'t>(log: &'t str, start: &str) -> Vec<&'t str> {
 fn openrc_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let sandbox = Sandbox::for_test();
     let root = root(&sandbox);
-    let install = "cp /usr/share/cproxy/openrc/* /etc/init.d\n\
-        printf '#!/sbin/openrc-run\\nstart() {\\n    /bin/workload\\n}\\n' >/etc/init.d/containerd\n\
-        printf '#!/sbin/openrc-run\\ndepend() {\\n    provide localmount\\n}\\n' >/etc/init.d/localmount\n\
-        printf 'rc_need=\"cproxy-wait\"\\n' >/etc/conf.d/containerd; chmod 755 /etc/init.d/*\n\
-        for name in containerd cproxy-wait cproxy; do rc-update add $name default; done\n";
-    program(&root, "bin/workload", WORKLOAD);
-    std::fs::create_dir_all(root.join("etc/conf.d")).unwrap();
+    let install = format!(
+        "printf '#!/sbin/openrc-run\\nstart() {{\\n    /bin/workload\\n}}\\n' >/etc/init.d/containerd\n\
+         printf '#!/sbin/openrc-run\\nstart() {{\\n    :\\n}}\\n' >/etc/init.d/localmount\n\
+         chmod 755 /etc/init.d/*; rc-update add containerd default\n{}",
+        steps("rc-update add cproxy")
+    );
+    program(&root, "bin/workload", &workload(""));
+    fs::create_dir_all(root.join("etc/conf.d")).unwrap();
     let start = "openrc sysinit; openrc boot; openrc default\necho \"workload: $(cat /tmp/workload)\"\n";
     let script = format!(
         "{{\n{install}{start}}} 2>&1\ndoes rc-service cproxy status\n\
@@ -106,10 +121,14 @@ fn openrc_supervises_the_agent_and_starts_a_workload_when_services_work() {
 fn runit_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let sandbox = Sandbox::for_test();
     let root = root(&sandbox);
-    program(&root, "bin/workload", &format!("{WORKLOAD}exec sleep 1000\n"));
-    let start = "cp -R /usr/share/cproxy/runit/cproxy /etc/sv\nmkdir -p /etc/sv/workload\n\
-        cp /bin/workload /etc/sv/workload/run; ln -s /etc/sv/* /etc/service 2>/dev/null\n\
-        runsvdir /etc/service >/dev/null 2>&1 &\nuntil_it [ -p /etc/sv/cproxy/supervise/control ]\n";
+    program(&root, "bin/workload", &workload("exec sleep 1000\n"));
+    // Debian's package makes the first link when it is installed.
+    let start = format!(
+        "ln -sfn default /etc/runit/runsvdir/current; rm -rf /etc/sv/* /etc/service/*\nmkdir /etc/sv/workload\n\
+         cp /bin/workload /etc/sv/workload/run; ln -s /etc/sv/workload /etc/service/\n{}\
+         runsvdir /etc/service >/dev/null 2>&1 &\nuntil_it [ -p /etc/sv/cproxy/supervise/control ]\n",
+        steps("/etc/service/")
+    );
     let script = format!(
         "{start}until_it [ -s /tmp/workload ]; echo \"workload: $(cat /tmp/workload)\"\n\
          does sv start cproxy; does sv status cproxy\n\
@@ -129,7 +148,7 @@ fn runit_supervises_the_agent_and_starts_a_workload_when_services_work() {
     assert!(log.contains("10.244.0.1:8080"), "the table is gone:\n{log}");
 
     let script = format!(
-        "rm -r /etc/sv/*/supervise /etc/sv/cproxy/log/supervise\n{start}\
+        "{start}\
          is_down() {{ sv status cproxy | grep '^down:'; }}\n\
          until_it grep disabled /var/log/cproxy/current; until_it is_down && echo 'check: down'\n\
          sleep 2; has_gone && echo 'check: none runs'; [ -e /run/cproxy ] || echo 'check: no run directory'\n\
@@ -145,10 +164,13 @@ fn runit_supervises_the_agent_and_starts_a_workload_when_services_work() {
 fn s6_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let sandbox = Sandbox::for_test();
     let root = root(&sandbox);
-    program(&root, "bin/workload", &format!("{WORKLOAD}exec sleep 1000\n"));
-    let start = "cp -R /usr/share/cproxy/s6/cproxy /run/service\nmkdir -p /run/service/workload\n\
-        cp /bin/workload /run/service/workload/run\n\
-        s6-svscan /run/service >/dev/null 2>&1 &\nuntil_it s6-svok /run/service/cproxy\n";
+    program(&root, "bin/workload", &workload("exec sleep 1000\n"));
+    let start = format!(
+        "mkdir /run/service/workload; cp /bin/workload /run/service/workload/run\n\
+         s6-svscan /run/service >/dev/null 2>&1 &\nuntil_it s6-svok /run/service/workload\n{}\
+         until_it s6-svok /run/service/cproxy\n",
+        steps("s6-svscanctl")
+    );
     let script = format!(
         "{start}until_it [ -s /tmp/workload ]; echo \"workload: $(cat /tmp/workload)\"\n\
          does s6-svwait -U -t 30000 /run/service/cproxy; does s6-svstat -u /run/service/cproxy\n\

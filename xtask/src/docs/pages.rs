@@ -166,35 +166,45 @@ impl Pages {
 
     /// The list of chapters.
     fn summary(&self) -> String {
-        let mut left: BTreeSet<&PathBuf> = self.texts.keys().collect();
-        let mut text = "# Summary\n".to_owned();
-        let mut add = |text: &mut String, left: &mut BTreeSet<&PathBuf>, page: &Path| {
-            if let Some((path, content)) = self.texts.get_key_value(page).filter(|(path, _)| left.remove(path)) {
-                text.push_str(&format!("- [{}]({})\n", title(content), path.display()));
-            }
-        };
-        text.push('\n');
-        add(&mut text, &mut left, Path::new(INDEX));
+        let mut chapters = Chapters { pages: self, left: self.texts.keys().cloned().collect(), text: String::new() };
+        chapters.add("# Summary\n\n", [PathBuf::from(INDEX)]);
         for (section, entries) in SECTIONS {
-            text.push_str(&format!("\n# {section}\n\n"));
-            for entry in entries {
+            let below = |entry: &&str| -> Vec<PathBuf> {
                 let entry = Path::new(entry);
-                add(&mut text, &mut left, entry);
-                add(&mut text, &mut left, &entry.join(INDEX));
-                let below: Vec<PathBuf> =
-                    left.iter().filter(|page| page.parent() == Some(entry)).map(|p| (*p).clone()).collect();
-                below.iter().for_each(|page| add(&mut text, &mut left, page));
+                let inside = chapters.left.iter().filter(|page| page.parent() == Some(entry)).cloned();
+                [entry.to_owned(), entry.join(INDEX)].into_iter().chain(inside).collect()
+            };
+            let pages: Vec<_> = entries.iter().flat_map(below).collect();
+            chapters.add(&format!("\n# {section}\n\n"), pages);
+        }
+        let has_readme = |page: &PathBuf| self.root.join(page.with_file_name(README)).exists();
+        let is_document = |page: &PathBuf| has_readme(page) || !page.ends_with(INDEX);
+        let (others, listings): (Vec<_>, Vec<_>) = chapters.left.iter().cloned().partition(is_document);
+        chapters.add(&format!("\n# {OTHERS}\n\n"), others);
+        chapters.add(&format!("\n# {FILES}\n\n"), listings);
+        chapters.text
+    }
+}
+
+/// List of chapters that is being written.
+struct Chapters<'p> {
+    pages: &'p Pages,
+    /// Pages that are no chapter yet.
+    left: BTreeSet<PathBuf>,
+    text: String,
+}
+
+impl Chapters<'_> {
+    /// Adds those of the pages that exist and are left, under a heading.
+    fn add(&mut self, heading: &str, pages: impl IntoIterator<Item = PathBuf>) {
+        self.text.push_str(heading);
+        for page in pages {
+            if !self.left.remove(&page) {
+                continue;
             }
+            let content = self.pages.texts.get(&page).map_or("", String::as_str);
+            self.text.push_str(&format!("- [{}]({})\n", title(content), page.display()));
         }
-        let is_listing =
-            |page: &&PathBuf| !self.root.join(page.with_file_name(README)).exists() && page.ends_with(INDEX);
-        let (listings, others): (Vec<PathBuf>, Vec<PathBuf>) =
-            left.iter().map(|page| (*page).clone()).partition(|page| is_listing(&page));
-        for (section, pages) in [(OTHERS, others), (FILES, listings)] {
-            text.push_str(&format!("\n# {section}\n\n"));
-            pages.iter().for_each(|page| add(&mut text, &mut left, page));
-        }
-        text
     }
 }
 

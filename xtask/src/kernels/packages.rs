@@ -16,8 +16,9 @@ use crate::{architecture::Architecture, paths, run, setup::packages as system};
 const IPROUTE2: [&str; 9] =
     ["iproute2", "libbpf1", "libbsd0", "libc6", "libcap2", "libelf1", "libmd0", "libmnl0", "zlib1g"];
 /// OpenRC, runit and s6, and the packages of their libraries.
-const INIT_SYSTEMS: [&str; 18] = [
+const INIT_SYSTEMS: [&str; 19] = [
     "openrc",
+    "insserv",
     "runit",
     "s6",
     "execline",

@@ -18,8 +18,9 @@ use cproxy_tests::{
 
 use crate::common::{PATIENCE, report, values_of};
 
-/// The machine: without firmware's tables, so that the kernel knows only what its command line says.
-const MACHINE: &str = "microvm,acpi=off,rtc=off,isa-serial=on,auto-kernel-cmdline=on";
+/// The machine: without firmware and its tables, so that the kernel knows only what its command line says. Certificates
+/// need the time, which Firecracker gives by KVM and this machine by its clock chip.
+const MACHINE: &str = "microvm,acpi=off,rtc=on,isa-serial=on,auto-kernel-cmdline=on";
 
 /// Command line as for Firecracker, with its boot arguments.
 const COMMAND_LINE: &str = "console=ttyS0 reboot=k panic=1 quiet root=/dev/vda rw init=/init \
@@ -70,8 +71,7 @@ fn a_guest_boots_from_an_elf_kernel_and_a_disk_without_firmware_pci_and_acpi() {
     let mut kubeconfig: serde_json::Value = serde_json::from_str(&kubeconfig).unwrap();
     let authority = outside.control_plane.ca_pem();
     kubeconfig["clusters"][0]["cluster"]["certificate-authority"] = "/etc/cproxy/ca.crt".into();
-    let files =
-        [("kubeconfig", kubeconfig.to_string()), ("ca.crt", authority), ("workload", WORKLOAD.to_owned())];
+    let files = [("kubeconfig", kubeconfig.to_string()), ("ca.crt", authority), ("workload", WORKLOAD.to_owned())];
     let disk = disk(sandbox.dir(), &files);
 
     let mut qemu = Command::new("qemu-system-x86_64");
