@@ -24,8 +24,8 @@ use crate::{
 const MDBOOK: Tool = Tool {
     name: "mdbook",
     version: "0.5.4",
-    duration: "two minutes",
-    options: &["--no-default-features", "--features", "search"],
+    duration: "a minute",
+    options: &["--no-default-features", "--features", "search", "--config", "profile.release.opt-level=0"],
 };
 
 /// Settings of the book. Chapters have no numbers: a page may stand in more than one order.

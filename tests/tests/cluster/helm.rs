@@ -87,7 +87,7 @@ fn rendered(sandbox: &Sandbox, options: &[&str]) -> BTreeMap<String, Value> {
 /// Objects by kind and name.
 fn objects(text: &str) -> BTreeMap<String, Value> {
     let documents = text.split("\n---\n").map(|document| document.trim_start_matches("---\n"));
-    let parsed = documents.map(|document| yaml(document)).filter(|object| !object.is_null());
+    let parsed = documents.filter(|text| !text.trim().is_empty()).map(yaml).filter(|object| !object.is_null());
     parsed
         .map(|object| (format!("{}/{}", string(&object["kind"]), string(&object["metadata"]["name"])), object))
         .collect()
