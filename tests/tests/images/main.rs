@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed call is a failed test")]
 
+mod documents;
 mod init_systems;
 mod root;
 mod scripts;
