@@ -1,5 +1,5 @@
-//! `cargo xtask docs`: the repository's documents as a site. Pages are copied as they are, so there is one text of each;
-//! reference pages are generated from the programs' definitions. Every link of the site is checked.
+//! `cargo xtask docs`: the repository's documents as a site. Pages are copied as they are, so there is one text of
+//! each; reference pages are generated from the programs' definitions. Every link of the site is checked.
 
 mod check;
 mod pages;

@@ -1,6 +1,6 @@
 //! Releases of other projects that tests run against, built from their Go modules at the versions that the `go.mod`
-//! files below `tests/` pin: etcd and Kubernetes, Prometheus's promtool, and Helm. Real peers find mistakes that an imitation
-//! by the agent's authors would share with it.
+//! files below `tests/` pin: etcd and Kubernetes, Prometheus's promtool, and Helm. Real peers find mistakes that an
+//! imitation by the agent's authors would share with it.
 
 use std::{
     fs,

@@ -148,7 +148,8 @@ mod tests {
     #[test]
     fn commands_are_found_in_blocks_and_between_backticks() {
         let text = "Run `tool a` or\n`tool b\n--c`, not `other tool`.\n\n```\n$ tool d --e \"f g\"   # and so on\n\
-                    X=1 tool h && /usr/bin/tool i | tail\nP=$(tool j) tools k\ntool l \\\n    --m >n &\n```\n`tool o`\n";
+                    X=1 tool h && /usr/bin/tool i | tail\nP=$(tool j) tools k\ntool l \\\n    --m >n &\n```\n\
+                    `tool o`\n";
         assert_eq!(words(text), ["d --e f g", "h", "i", "j", "l --m", "a", "b --c", "o"]);
         let lines: Vec<_> = commands(text, &["tool"]).into_iter().map(|command| command.line).collect();
         assert_eq!(lines, [6, 7, 7, 8, 9, 1, 2, 12]);

@@ -18,9 +18,10 @@ use crate::{
 /// Variable with the archive of the init systems.
 const VARIABLE: &str = "CPROXY_INIT_SYSTEMS";
 
-/// Kernel command lines with cproxy switched on and off.
-const ON: &str = "cproxy.manifests=/etc/cproxy/manifests\n";
-const OFF: &str = "cproxy.enabled=false cproxy.manifests=/etc/cproxy/manifests\n";
+/// Settings with cproxy switched on and off. They are in the file: OpenRC mounts a /proc of its own, over the one with
+/// the test's kernel command line.
+const ON: &str = "manifests = /etc/cproxy/manifests\n";
+const OFF: &str = "enabled = false\nmanifests = /etc/cproxy/manifests\n";
 
 /// Start of each script: file systems, and helpers. `returned PID` waits for an agent of another process id.
 const PRELUDE: &str = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
@@ -59,10 +60,11 @@ fn root(sandbox: &Sandbox) -> PathBuf {
 }
 
 /// Runs a script as the first process and returns its output.
-fn run(sandbox: &Sandbox, root: &Path, cmdline: &str, script: &str) -> String {
+fn run(sandbox: &Sandbox, root: &Path, settings: &str, script: &str) -> String {
+    fs::write(root.join("etc/cproxy/cproxy.conf"), settings).unwrap();
     let failed = "[ ! -e /tmp/all ] || sed 's/^/    /' /tmp/all\n";
     program(root, "etc/cproxy/first", &format!("{PRELUDE}{script}{failed}"));
-    boot(sandbox, root, cmdline, "/etc/cproxy/first").1
+    boot(sandbox, root, "quiet\n", "/etc/cproxy/first").1
 }
 
 /// Lines of the output that start with this.

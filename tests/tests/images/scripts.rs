@@ -76,7 +76,9 @@ fn the_sysv_script_starts_stops_and_reports_its_status() {
 
     let text = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin; rm /var/log/cproxy.log\n\
                 does() { sh /etc/cproxy/init.d \"$1\"; echo \"$1: $?\"; }\n\
-                does start; sleep 2; does status; pidof cproxy || echo none runs; grep -c disabled /var/log/cproxy.log\n";
+                does start; until grep -q disabled /var/log/cproxy.log; do sleep 0.1; done\n\
+                while pidof cproxy; do sleep 0.1; done > /var/log/pids\n\
+                does status; pidof cproxy || echo none runs; grep -c disabled /var/log/cproxy.log\n";
     program(&root, "etc/cproxy/first", text);
     let (_, log) = boot(&sandbox, &root, "cproxy.enabled=false\n", "/etc/cproxy/first");
     assert!(log.ends_with("start: 0\ncproxy is not running\nstatus: 3\nnone runs\n1\n"), "{log}");

@@ -13,8 +13,8 @@ pub(super) fn page(root: &Path) -> Result<String> {
     let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
     let schema = serde_json::from_str(&text).with_context(|| format!("{} is no JSON", file.display()))?;
     let mut page = format!(
-        "# Values of the Helm chart\n\nThe chart is in [images/kubernetes/helm](../images/kubernetes/helm/cproxy). This \
-         page is generated from its schema\n([values.schema.json](../{SCHEMA})).\n\n| value | type | meaning \
+        "# Values of the Helm chart\n\nThe chart is in [images/kubernetes/helm](../images/kubernetes/helm/cproxy). \
+         This page is generated from its schema\n([values.schema.json](../{SCHEMA})).\n\n| value | type | meaning \
          |\n|---|---|---|\n"
     );
     write_properties(&mut page, "", &schema);
