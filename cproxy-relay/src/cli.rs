@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::{Args, Parser, Subcommand, error::ErrorKind};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use cproxy_daemon::{LogFilter, LogFormat, memory, usage_error_line};
 use tracing::Level;
 
@@ -22,6 +22,12 @@ const EXIT_USAGE: i32 = 2;
 struct Cli {
     #[command(subcommand)]
     command: Command,
+}
+
+/// The command line as the reference has it.
+#[must_use]
+pub fn manual() -> clap::Command {
+    Cli::command()
 }
 
 #[derive(Debug, Subcommand)]

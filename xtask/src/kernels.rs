@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) use self::{
     build::built,
-    packages::{LINUX_6_1, busybox, for_machines, packaged, packaged_for_kube_proxy, programs},
+    packages::{LINUX_6_1, busybox, for_machines, init_systems, packaged, packaged_for_kube_proxy, programs},
 };
 use crate::paths;
 

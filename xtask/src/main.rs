@@ -5,6 +5,7 @@ mod architecture;
 mod bench;
 mod binary;
 mod demo;
+mod docs;
 mod fuzz;
 mod image;
 mod kernels;
@@ -46,6 +47,8 @@ enum Verb {
     Image(image::ImageArguments),
     /// Writes the agent's man pages and shell completions into a directory
     Manual(manual::ManualArguments),
+    /// Builds the site of all documents, with generated reference pages, and checks its links; prints its first page
+    Docs(docs::DocsArguments),
     /// Starts guests with kernels of their own
     #[command(subcommand)]
     Vm(vm::GuestVerb),
@@ -81,6 +84,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Build(arguments) => binary::run(&arguments)?,
         Verb::Image(arguments) => image::run(&arguments)?,
         Verb::Manual(arguments) => manual::run(&arguments)?,
+        Verb::Docs(arguments) => docs::run(&arguments)?,
         Verb::Vm(verb) => return vm::run(&verb),
         Verb::Demo(arguments) => demo::run(&arguments)?,
         Verb::Test(arguments) => return test::run(&arguments),

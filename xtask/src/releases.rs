@@ -1,6 +1,6 @@
 //! Releases of other projects that tests run against, built from their Go modules at the versions that the `go.mod`
-//! files below `tests/` pin: etcd and Kubernetes, and Prometheus's promtool. Real peers find mistakes that an imitation
-//! by the agent's authors would share with it.
+//! files below `tests/` pin: etcd and Kubernetes, Prometheus's promtool, and Helm. Real peers find mistakes that an
+//! imitation by the agent's authors would share with it.
 
 use std::{
     fs,
@@ -54,6 +54,16 @@ pub(crate) const PROMETHEUS: Release = Release {
     module: "prometheus",
     source: "github.com/prometheus/prometheus",
     commands: &["promtool"],
+    has_etcd: false,
+};
+
+/// Helm, which renders and installs the chart in tests.
+pub(crate) const HELM: Release = Release {
+    name: "Helm",
+    variable: "CPROXY_HELM",
+    module: "helm",
+    source: "helm.sh/helm/v3",
+    commands: &["helm"],
     has_etcd: false,
 };
 

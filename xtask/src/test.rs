@@ -23,8 +23,8 @@ use self::{
 };
 use crate::{
     binary::{AGENT, RELAY},
-    older, paths,
-    releases::{KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS},
+    kernels, older, paths,
+    releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS},
     run, setup,
     steps::{Step, Steps},
     sweep,
@@ -85,6 +85,8 @@ enum Requirement {
     Root,
     Cgroup2,
     ControlPlane,
+    /// For tests of the chart, beside the control plane.
+    Helm,
     /// For tests that only run with `--long`.
     OldestControlPlane,
     /// The latest promtool, for tests that only run with `--long`; others take Debian's.
@@ -119,6 +121,9 @@ const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 /// Variable with the path of this program, for tests of images.
 const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 
+/// Variable with an archive of init systems, for tests of their service files.
+const INIT_SYSTEMS_VARIABLE: &str = "CPROXY_INIT_SYSTEMS";
+
 /// Part of the names of tests that need a control plane, in suites that mostly do not; left out with the cluster.
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
@@ -147,7 +152,8 @@ const SUITES: [Suite; 20] = [
     suite("budgets", &["budgets"], BUDGETS, MEASURED_CLUSTER, Some(SuiteGroup::Cluster)),
 ];
 
-const UNIT: &[&str] = &["--lib", "--bins", "allocations", "api_server", "http2", "histories", "watches", "memory"];
+const UNIT: &[&str] =
+    &["--lib", "--bins", "allocations", "api_server", "documents", "http2", "histories", "manual", "memory", "watches"];
 const LIVE: &[&str] = &[
     "live",
     "health",
@@ -208,6 +214,7 @@ const OLD_CLUSTER: &[Requirement] = &[
     Requirement::Root,
     Requirement::Cgroup2,
     Requirement::ControlPlane,
+    Requirement::Helm,
     Requirement::OldestControlPlane,
 ];
 const RELAYED: &[Requirement] = &[
@@ -415,6 +422,9 @@ impl SuiteRunner<'_> {
             Requirement::ControlPlane => {
                 command.env(KUBERNETES.variable, self.products.control_plane().context("no control plane")?);
             }
+            Requirement::Helm => {
+                command.env(HELM.variable, self.products.helm().context("no Helm")?);
+            }
             Requirement::OldestControlPlane if !self.arguments.long => {}
             Requirement::OldestControlPlane => {
                 let oldest = self.products.oldest().context("no control plane of the oldest release")?;
@@ -431,7 +441,10 @@ impl SuiteRunner<'_> {
                 let (guests, kernel) = self.products.guests().context("no guests")?;
                 guests.set_variables(command, kernel);
             }
-            Requirement::Images => is_installed(&self.machine.images)?,
+            Requirement::Images => {
+                is_installed(&self.machine.images)?;
+                command.env(INIT_SYSTEMS_VARIABLE, kernels::init_systems().context("no init systems")?);
+            }
             Requirement::Programs => is_installed(&self.machine.programs)?,
             Requirement::Silence => self.products.wait_for_all(),
         }

@@ -1,7 +1,7 @@
 //! Rules of this repository that no other tool knows.
 
 mod commands;
-mod links;
+pub(crate) mod links;
 mod text;
 
 use std::{
@@ -83,15 +83,14 @@ fn promise_breaches(name: &str, page: &str, tests: &str) -> Vec<String> {
     missing.map(|test| format!("{name}: there is no test {test}")).collect()
 }
 
-/// Names of the verbs of `cargo xtask` and of all packages.
+/// The definition of `cargo xtask`, and the names of all packages.
 fn known(files: &[PathBuf]) -> Result<commands::Known> {
     let mut packages = Vec::new();
     for file in files.iter().filter(|file| matches!(FileKind::of(file), Some(FileKind::Manifest))) {
         let manifest = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
         packages.extend(commands::package(&manifest).map(str::to_owned));
     }
-    let verbs = crate::Arguments::command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
-    Ok(commands::Known { verbs, packages })
+    Ok(commands::Known { xtask: crate::Arguments::command(), packages })
 }
 
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {

@@ -1,5 +1,7 @@
-//! Writes man pages, and completions for bash, zsh and fish, into a directory; `cargo xtask manual DIR` runs it. A
-//! program of its own, so that nothing of it is in the agent.
+//! Writes man pages, completions for bash, zsh and fish, and reference pages into a directory; `cargo xtask manual DIR`
+//! runs it. A program of its own, so that nothing of it is in the agent.
+
+mod reference;
 
 use std::{
     env, fs, io,
@@ -46,7 +48,17 @@ fn write(directory: &Path) -> io::Result<()> {
     command.get_subcommands().cloned().try_for_each(|of| {
         let name = format!("cproxy-{}", of.get_name());
         write_page(&pages, of, name)
-    })
+    })?;
+    write_reference(&directory.join("reference"))
+}
+
+/// Pages in Markdown: the commands of agent and relay, and the settings of the agent.
+fn write_reference(directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    let agent = cproxy::cli::manual();
+    fs::write(directory.join("cproxy.md"), reference::commands(&agent))?;
+    fs::write(directory.join("settings.md"), reference::settings(&agent))?;
+    fs::write(directory.join("cproxy-relay.md"), reference::commands(&cproxy_relay::cli::manual()))
 }
 
 fn write_page(pages: &Path, command: Command, name: String) -> io::Result<()> {

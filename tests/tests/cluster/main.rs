@@ -25,6 +25,7 @@ mod credentials;
 mod failover;
 mod greedy;
 mod health;
+mod helm;
 mod kustomize;
 mod lists;
 mod long;

@@ -3,3 +3,4 @@
 mod cost;
 mod lacking;
 mod matrix;
+mod microvm;

@@ -174,3 +174,23 @@ fn katas_agent_does_not_wait_for_services_and_its_hook_does() {
     let console = unit(image, "kata-agent", "", "kata-containers.target", &script).start().wait_end(PATIENCE);
     assert_eq!(values_of(&console, "agent: "), ["started without Services", "web is pod-1"], "{console}");
 }
+
+#[test]
+fn a_peer_pods_agent_starts_when_services_work() {
+    let sandbox = Sandbox::for_test();
+    sandbox.add_address(POD);
+    let _pod = http::serve(&sandbox, (POD, 8080), "pod-1");
+    let drop_in = Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/peer-pods/kata-agent.service.d/10-cproxy.conf");
+    let image = guest(&sandbox, "multi-user.target")
+        .parameter("cproxy.manifests=/etc/cproxy/manifests")
+        .parameter("cproxy.timeout=60s")
+        .file("etc/cproxy/manifests/web.json", manifest::list(web()))
+        .file(&format!("{UNITS}/kata-agent.service.d/10-cproxy.conf"), fs::read(drop_in).unwrap());
+    let script = format!(
+        "#!/bin/sh\n[ ! -e /run/cproxy/ready ] || echo 'agent: the table is complete'\n\
+         echo \"agent: web is $(wget -qO- http://{VIP})\"\n\
+         reboot -f\n"
+    );
+    let console = unit(image, "kata-agent", "", "multi-user.target", &script).start().wait_end(PATIENCE);
+    assert_eq!(values_of(&console, "agent: "), ["the table is complete", "web is pod-1"], "{console}");
+}

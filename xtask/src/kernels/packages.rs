@@ -15,6 +15,28 @@ use crate::{architecture::Architecture, paths, run, setup::packages as system};
 /// iproute2 and the packages of its libraries.
 const IPROUTE2: [&str; 9] =
     ["iproute2", "libbpf1", "libbsd0", "libc6", "libcap2", "libelf1", "libmd0", "libmnl0", "zlib1g"];
+/// OpenRC, runit and s6, and the packages of their libraries.
+const INIT_SYSTEMS: [&str; 19] = [
+    "openrc",
+    "insserv",
+    "runit",
+    "s6",
+    "execline",
+    "libaudit1",
+    "libc6",
+    "libcap-ng0",
+    "libcap2",
+    "libcrypt1",
+    "libeinfo1",
+    "libexecline2.9",
+    "libpam0g",
+    "libpcre2-8-0",
+    "librc1",
+    "libs6-2.11",
+    "libselinux1",
+    "libskarnet2.13",
+    "libgcc-s1",
+];
 /// Archive of programs.
 const PROGRAMS: &str = "programs.tar";
 
@@ -46,9 +68,18 @@ pub(crate) fn busybox(target: Architecture) -> Result<PathBuf> {
 
 /// An archive with iproute2 and its libraries for another architecture.
 pub(crate) fn programs(target: Architecture) -> Result<PathBuf> {
-    let packages = IPROUTE2.map(|name| format!("{name}:{}", target.debian()));
+    archive(&format!("programs-{}", target.debian()), &IPROUTE2.map(|name| format!("{name}:{}", target.debian())))
+}
+
+/// An archive with other init systems than this machine's, which tests unpack into roots of their own.
+pub(crate) fn init_systems() -> Result<PathBuf> {
+    archive("init-systems", &INIT_SYSTEMS.map(str::to_owned))
+}
+
+/// An archive with the files of packages.
+fn archive(name: &str, packages: &[String]) -> Result<PathBuf> {
     let versions = packages.iter().map(|package| version(package)).collect::<Result<Vec<_>>>()?;
-    let directory = cached(&format!("programs-{}-{}", target.debian(), hash(&versions.join(" "))), |directory| {
+    let directory = cached(&format!("{name}-{}", hash(&versions.join(" "))), |directory| {
         let root = directory.join("root");
         packages.iter().try_for_each(|package| unpack(package, &root))?;
         let archive = directory.join(PROGRAMS);

@@ -71,10 +71,11 @@ static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
 
 /// Commands that start guests.
-static GUESTS: [Provided; 9] = [
+static GUESTS: [Provided; 10] = [
     ("busybox", &["busybox-static"]),
     ("cpio", &["cpio"]),
     ("dnsmasq", &["dnsmasq-base"]),
+    ("mke2fs", &["e2fsprogs"]),
     ("nsenter", &["util-linux"]),
     ("qemu-system-x86_64", &["qemu-system-x86"]),
     ("runc", &["runc"]),

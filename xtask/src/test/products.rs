@@ -12,7 +12,7 @@ use crate::{
     binary::{AGENT, Binary, Program, RELAY},
     fuzz::Fuzzer,
     older,
-    releases::{KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS, Release},
+    releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS, Release},
     run, sizes, vm,
 };
 
@@ -48,6 +48,7 @@ struct Finished {
     /// The same of the relay.
     relay_size: Option<Built<()>>,
     control_plane: Option<Built<PathBuf>>,
+    helm: Option<Built<PathBuf>>,
     oldest: Option<Built<PathBuf>>,
     promtool: Option<Built<PathBuf>>,
     guests: Option<Built<(vm::GuestFiles, PathBuf)>>,
@@ -96,7 +97,12 @@ impl Products {
         self.wait_for(|finished| finished.control_plane.as_ref())
     }
 
-    /// The same of the oldest release.
+    /// The directory of Helm's binary.
+    pub(super) fn helm(&mut self) -> Result<&PathBuf> {
+        self.wait_for(|finished| finished.helm.as_ref())
+    }
+
+    /// The directory of the oldest supported control plane's binaries.
     pub(super) fn oldest(&mut self) -> Result<&PathBuf> {
         self.wait_for(|finished| finished.oldest.as_ref())
     }
@@ -162,6 +168,8 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
     if let Some(can_run) = &wanted.control_plane {
         let built = can_run.clone().and_then(|()| release(&KUBERNETES));
         send(Box::new(|finished| finished.control_plane = Some(built)));
+        let built = release(&HELM);
+        send(Box::new(|finished| finished.helm = Some(built)));
     }
     let (relay, size) = build_program(&RELAY);
     send(Box::new(move |finished| (finished.relay, finished.relay_size) = (Some(relay), Some(size))));

@@ -1,30 +1,32 @@
-//! Rule about commands in documents: `cargo xtask VERB` and `cargo test -p PACKAGE` name verbs and packages that exist.
+//! Rule about commands in documents: `cargo xtask` would accept them, and `cargo test -p PACKAGE` names a package that
+//! exists.
 //!
 //! A filter that matches no test does not fail, so a reader would not notice a wrong one.
 
-/// Names that commands may have.
+use clap::Command;
+use cproxy_documents::{breach, commands};
+
+/// Definitions of the commands.
 pub(super) struct Known {
-    pub(super) verbs: Vec<String>,
+    pub(super) xtask: Command,
     pub(super) packages: Vec<String>,
 }
 
 impl Known {
     /// Breaches of a Markdown file.
     pub(super) fn breaches(&self, content: &str) -> Vec<String> {
-        let commands = content.lines().flat_map(|line| line.split("cargo ").skip(1));
-        let unknown = commands.filter_map(|command| {
-            let mut words = command.split('`').next()?.split_whitespace();
-            let (kind, name, known) = match words.next()? {
-                "xtask" => ("verb", words.next()?, &self.verbs),
-                "test" => ("package", words.skip_while(|word| *word != "-p").nth(1)?, &self.packages),
-                _ => return None,
-            };
-            let name = name.trim_end_matches([')', '.', ',', ';', ':']);
-            // Flags have dashes first, and placeholders are in capitals.
-            let is_name = name.starts_with(|first: char| first.is_ascii_lowercase());
-            (is_name && !known.iter().any(|other| other == name)).then(|| format!("there is no {kind} `{name}`"))
+        let xtask = commands(content, &["cargo", "xtask"]).into_iter().filter_map(|command| {
+            let why = breach(&self.xtask, &command.arguments)?;
+            Some(format!("line {}: `cargo xtask {}`: {why}", command.line, command.arguments.join(" ")))
         });
-        unknown.collect()
+        let tests = commands(content, &["cargo", "test"]).into_iter().filter_map(|command| {
+            let mut after = command.arguments.iter().skip_while(|word| *word != "-p");
+            let name = after.nth(1)?;
+            // Placeholders are in capitals.
+            let is_name = name.starts_with(|first: char| first.is_ascii_lowercase());
+            (is_name && !self.packages.contains(name)).then(|| format!("there is no package `{name}`"))
+        });
+        xtask.chain(tests).collect()
     }
 }
 
@@ -36,20 +38,26 @@ pub(super) fn package(manifest: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Arg;
+
     use super::*;
 
     #[test]
-    fn commands_name_verbs_and_packages_that_exist() {
-        let known = Known { verbs: vec!["build".to_owned()], packages: vec!["core".to_owned()] };
+    fn commands_name_verbs_flags_and_packages_that_exist() {
+        let build = Command::new("build").arg(Arg::new("long").long("long").num_args(0));
+        let known = Known { xtask: Command::new("xtask").subcommand(build), packages: vec!["core".to_owned()] };
         for good in [
             "`cargo xtask build --long`, `cargo xtask --help` or `cargo xtask`",
             "(`cargo test --lib -p core x` and `cargo test -p PACKAGE`)",
-            "X=$(cargo xtask build | tail -1) cargo test -p core",
+            "```\nX=$(cargo xtask build | tail -1) cargo test -p core\n```",
         ] {
             assert_eq!(known.breaches(good), [""; 0], "{good}");
         }
-        let bad = "run `cargo xtask make`, then `cargo test -p model --lib`";
-        assert_eq!(known.breaches(bad), ["there is no verb `make`", "there is no package `model`"]);
+        let bad = "run `cargo xtask make` or `cargo xtask build --short`, then `cargo test -p model --lib`";
+        let breaches = known.breaches(bad);
+        assert_eq!(breaches.len(), 3, "{breaches:?}");
+        assert!(breaches[0].contains("make") && breaches[1].contains("--short"), "{breaches:?}");
+        assert_eq!(breaches[2], "there is no package `model`");
     }
 
     #[test]

@@ -29,7 +29,7 @@ fn leads_somewhere(root: &Path, name: &Path, content: &str, target: &str) -> boo
 }
 
 /// The path without `..`.
-fn normalized(path: &Path) -> PathBuf {
+pub(crate) fn normalized(path: &Path) -> PathBuf {
     path.components().fold(PathBuf::new(), |mut path, component| {
         match component {
             Component::ParentDir => drop(path.pop()),
@@ -45,7 +45,7 @@ fn has_heading(content: &str, anchor: &str) -> bool {
 }
 
 /// Anchor of a heading, as forges make it: in lower case, with dashes for blanks, without punctuation.
-fn slug(heading: &str) -> String {
+pub(crate) fn slug(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|char| char.is_alphanumeric() || matches!(char, ' ' | '-' | '_'));
     kept.flat_map(char::to_lowercase).map(|char| if char == ' ' { '-' } else { char }).collect()
 }

@@ -3,22 +3,20 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed call is a failed test")]
 
+mod documents;
+mod init_systems;
+mod root;
+mod scripts;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
 };
 
-use cproxy_tests::{
-    manifest::{self, Endpoint, Service, Slice},
-    process::{Daemon, cproxy_binary},
-    sandbox::{Placement, Sandbox},
-};
-
-const RUN: Duration = Duration::from_secs(60);
+use cproxy_tests::process::cproxy_binary;
 
 /// Runs a command to its end and returns the output of both streams.
 fn output(command: &mut Command) -> String {
@@ -192,10 +190,27 @@ fn systemd_accepts_the_unit_of_the_relay() {
     assert_eq!(output(&mut verify), "");
 }
 
+/// Scripts of init systems in the overlay's directory `usr/share/cproxy`.
+const SERVICE_SCRIPTS: [&str; 11] = [
+    "init.d",
+    "openrc/cproxy",
+    "openrc/cproxy-wait",
+    "runit/cproxy/check",
+    "runit/cproxy/finish",
+    "runit/cproxy/log/run",
+    "runit/cproxy/run",
+    "s6/cproxy/data/check",
+    "s6/cproxy/finish",
+    "s6/cproxy/log/run",
+    "s6/cproxy/run",
+];
+
 #[test]
 fn shells_accept_the_scripts() {
     let images = repository().join("images");
-    for script in ["init", "rootfs/usr/share/cproxy/init.d", "kata/prestart/10-cproxy"].map(|name| images.join(name)) {
+    let shared = |name: &str| images.join("rootfs/usr/share/cproxy").join(name);
+    let own = ["init", "kata/prestart/10-cproxy"].map(|name| images.join(name)).into_iter();
+    for script in own.chain(SERVICE_SCRIPTS.map(shared)) {
         assert_ne!(script.metadata().unwrap().permissions().mode() & 0o100, 0, "{}", script.display());
         output(command("sh", &["-n"]).arg(&script));
         output(command("busybox", &["sh", "-n"]).arg(&script));
@@ -213,124 +228,4 @@ fn the_example_names_all_settings_and_no_others() {
     let known: BTreeSet<_> =
         flags.filter_map(|flag| Some(flag.split_once(" <").or_else(|| flag.split_once(" [<"))?.0.to_owned())).collect();
     assert_eq!(named, known);
-}
-
-/// The initramfs, unpacked into the sandbox, with a Service to serve.
-fn guest(sandbox: &Sandbox) -> PathBuf {
-    image("initramfs", "022", sandbox.dir());
-    let root = sandbox.dir().join("guest");
-    fs::create_dir(&root).unwrap();
-    let unpack = "gzip -dc ../initramfs.cpio.gz | busybox cpio -i";
-    output(command("sh", &["-c", unpack]).current_dir(&root));
-    fs::create_dir(root.join("etc/cproxy/manifests")).unwrap();
-    let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
-    let slice = Slice::v4("web").tcp("http", 8080).endpoint(Endpoint::ready("10.244.0.1"));
-    manifest::write(&root.join("etc/cproxy/manifests"), "web.json", [service.into(), slice.into()]);
-    for (from, to) in
-        [("rootfs/usr/share/cproxy/init.d", "etc/cproxy/init.d"), ("kata/prestart/10-cproxy", "etc/cproxy/hook")]
-    {
-        fs::copy(repository().join("images").join(from), root.join(to)).unwrap();
-    }
-    root
-}
-
-fn program(root: &Path, name: &str, text: &str) {
-    let path = root.join(name);
-    fs::write(&path, format!("#!/bin/sh\n{text}")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-}
-
-/// Runs a program of the guest as its first process, with this kernel command line.
-fn boot(sandbox: &Sandbox, root: &Path, cmdline: &str, first: &str) -> (Option<i32>, String) {
-    let cmdline = manifest::write_text(sandbox.dir(), "cmdline", cmdline);
-    let mut unshare = command("unshare", &["--mount", "--pid", "--fork", "--kill-child", "--cgroup", "sh", "-euc"]);
-    unshare.arg(
-        "mount -t proc proc \"$1/proc\"; mount --bind \"$2\" \"$1/proc/cmdline\"; \
-         mount --bind /dev/null \"$1/proc/sys/kernel/ctrl-alt-del\"; \
-         exec env -i --default-signal PATH=\"$PATH\" chroot \"$1\" \"$3\"",
-    );
-    unshare.arg("sh").arg(root).arg(cmdline).arg(first);
-    let mut guest = Daemon::spawn(sandbox, "guest", Placement::Hooked, unshare);
-    let status = guest.wait(RUN);
-    (status.and_then(|status| status.code()), guest.log())
-}
-
-/// Mask of ignored signals in the form of /proc/PID/status: a bit for each, from signal 1 on.
-const SIGINT_AND_SIGQUIT: u64 = 0b110;
-
-#[test]
-fn init_runs_the_workload_when_services_work() {
-    let sandbox = Sandbox::for_test();
-    let root = guest(&sandbox);
-    let workload = "echo \"arguments: $*\"; echo '{}' | /etc/cproxy/hook && echo hook passed; cproxy get services\n\
-                    kill \"$(pidof cproxy)\"; sleep 2; cproxy wait && echo it is back\n\
-                    grep SigIgn /proc/self/status; echo \"variables: $(env | grep -c CPROXY)\"\nexit 7\n";
-    program(&root, "etc/cproxy/workload", workload);
-    let cmdline = "quiet nomodules cproxy.manifests=/etc/cproxy/manifests reboot=k -- /etc/cproxy/workload a b\n";
-    let (_, log) = boot(&sandbox, &root, cmdline, "/init");
-    for line in ["arguments: a b", "hook passed", "10.244.0.1:8080", "it is back", "init: ending with 7"] {
-        assert!(log.contains(line), "{line:?} is not in:\n{log}");
-    }
-    // The caller of the tests may ignore others, as nohup does.
-    let ignored = log.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    assert_eq!(ignored.map(|signals| signals & SIGINT_AND_SIGQUIT), Some(0), "signals are ignored:\n{log}");
-    assert!(log.contains("variables: 0"), "settings are in the workload's environment:\n{log}");
-
-    program(&root, "bin/stubborn", "trap 'echo told to end; exit 3' TERM; kill -INT 1; while :; do sleep 0.1; done\n");
-    let cmdline = "cproxy.manifests=/etc/cproxy/manifests -- /bin/stubborn\n";
-    let (_, log) = boot(&sandbox, &root, cmdline, "/init");
-    assert!(log.contains("told to end") && log.contains("init: ending with 3"), "{log}");
-
-    let (_, log) = boot(&sandbox, &root, "cproxy.manifests=/etc/cproxy/manifests -- /bin/nowhere\n", "/init");
-    assert!(log.contains("cproxy: /bin/nowhere: No such file") && log.contains("init: ending with 127"), "{log}");
-
-    let (_, log) = boot(&sandbox, &root, "cproxy.apiserver=https://192.0.2.1 cproxy.timeout=100ms\n", "/init");
-    assert!(log.contains("init: ending with 1") && !log.contains("arguments"), "{log}");
-    let cmdline = "cproxy.manifests=/none cproxy.timeout=100ms cproxy.for=web cproxy.on-timeout=start -- \
-                   /bin/echo in spite of that\n";
-    let (_, log) = boot(&sandbox, &root, cmdline, "/init");
-    assert!(log.contains("expected a name like default/web; waiting without it"), "{log}");
-    assert!(log.contains("\nin spite of that\n") && log.contains("init: ending with 0"), "{log}");
-}
-
-#[test]
-fn the_sysv_script_starts_stops_and_reports_its_status() {
-    let sandbox = Sandbox::for_test();
-    let root = guest(&sandbox);
-    let text = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
-                mount -t sysfs sysfs /sys; mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf\n\
-                mkdir -p /var/log\n\
-                does() { echo \"does $1\"; sh /etc/cproxy/init.d \"$1\"; echo \"$1: $?\"; }\n\
-                does status; does start; does status\n\
-                kill -9 \"$(pidof cproxy)\"; sleep 2; cproxy wait; does status\n\
-                does restart; does reload; sleep 2; grep -o 'settings were read again' /var/log/cproxy.log\n\
-                does status; does stop; does status; cproxy get services; does other\n";
-    program(&root, "etc/cproxy/first", text);
-    let (_, log) = boot(&sandbox, &root, "cproxy.manifests=/etc/cproxy/manifests\n", "/etc/cproxy/first");
-    let codes: Vec<_> =
-        log.lines().filter(|line| line.split_once(": ").is_some_and(|(_, code)| code.len() == 1)).collect();
-    let expected = [
-        "status: 3",
-        "start: 0",
-        "status: 0",
-        "status: 0",
-        "restart: 0",
-        "reload: 0",
-        "status: 0",
-        "stop: 0",
-        "status: 3",
-        "other: 2",
-    ];
-    assert_eq!(codes, expected, "{log}");
-    assert!(log.contains("settings were read again"), "{log}");
-    assert!(log.contains("10.244.0.1:8080"), "the table is gone:\n{log}");
-
-    let text = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin; rm /var/log/cproxy.log\n\
-                does() { sh /etc/cproxy/init.d \"$1\"; echo \"$1: $?\"; }\n\
-                does start; until grep -q disabled /var/log/cproxy.log; do sleep 0.1; done\n\
-                while pidof cproxy; do sleep 0.1; done > /var/log/pids\n\
-                does status; pidof cproxy || echo none runs; grep -c disabled /var/log/cproxy.log\n";
-    program(&root, "etc/cproxy/first", text);
-    let (_, log) = boot(&sandbox, &root, "cproxy.enabled=false\n", "/etc/cproxy/first");
-    assert!(log.ends_with("start: 0\ncproxy is not running\nstatus: 3\nnone runs\n1\n"), "{log}");
 }
