@@ -616,7 +616,11 @@ impl Console {
     }
 }
 
-pub(crate) fn path_from_env(variable: &str, verb: &str) -> PathBuf {
+/// A path that `cargo xtask` passes to tests.
+///
+/// # Panics
+/// When the variable is not set, with the command that sets it.
+pub fn path_from_env(variable: &str, verb: &str) -> PathBuf {
     let path = std::env::var_os(variable).map(PathBuf::from);
     path.unwrap_or_else(|| panic!("{variable} is not set: run `{verb}`"))
 }
