@@ -395,10 +395,10 @@ impl<'s> GuestImage<'s> {
     }
 
     fn command_line(&self) -> String {
+        let given = std::env::var(PARAMETERS_VARIABLE).unwrap_or_default();
         let console = format!("console={}", self.kernel.machine().console);
         let own = [console.as_str(), "panic=-1", "reboot=t", "quiet", &format!("rdinit=/{FIRST_PROCESS}")].join(" ");
         let workload = self.workload.iter().flat_map(|words| ["--", words.as_str()]);
-        let given = std::env::var(PARAMETERS_VARIABLE).unwrap_or_default();
         let words =
             [own.as_str(), &given].into_iter().chain(self.parameters.iter().map(String::as_str)).chain(workload);
         words.collect::<Vec<_>>().join(" ")
