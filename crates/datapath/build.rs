@@ -144,7 +144,7 @@ impl Toolchain {
         for name in ["RUSTC_WORKSPACE_WRAPPER", "RUSTC_WRAPPER", "RUSTDOC"] {
             command.env_remove(name);
         }
-        command.env("RUSTC", &self.rustc).env("CARGO_ENCODED_RUSTFLAGS", self.rustflags());
+        command.env("RUSTC", &self.rustc).env("CARGO_ENCODED_RUSTFLAGS", self.rustflags(workspace)?);
         if self.is_stable {
             command.env("RUSTC_BOOTSTRAP", "1");
         }
@@ -158,15 +158,33 @@ impl Toolchain {
         Err("the eBPF programs do not build; if the toolchain has changed, run `cargo xtask setup`".to_owned())
     }
 
-    fn rustflags(&self) -> String {
+    /// Directory of the compiler, with the sources of `core`.
+    fn sysroot(&self) -> Result<String, String> {
+        let output = Command::new(&self.rustc).args(["--print", "sysroot"]).output();
+        let output = output.map_err(|error| format!("cannot run {}: {error}", self.rustc))?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// Directory of cargo with the sources of dependencies.
+    fn sources() -> PathBuf {
+        let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let home = variable("CARGO_HOME").or_else(|| variable("HOME").map(|home| home.join(".cargo")));
+        home.unwrap_or_default().join("registry/src")
+    }
+
+    /// The kernel's type information of the programs names their sources: by names that are the same on each machine.
+    fn rustflags(&self, workspace: &Path) -> Result<String, String> {
         let architecture = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_else(|_| "x86_64".to_owned());
-        [
+        let flags = [
             &format!("--cfg=bpf_target_arch=\"{architecture}\""),
-            "-Cdebuginfo=2",
-            "-Clink-arg=--btf",
+            &"-Cdebuginfo=2".to_owned(),
+            &"-Clink-arg=--btf".to_owned(),
             &format!("-Clinker={}", self.linker),
-        ]
-        .join("\u{1f}")
+            &format!("--remap-path-prefix={}=/usr/src/cproxy", workspace.display()),
+            &format!("--remap-path-prefix={}=", Self::sources().display()),
+            &format!("--remap-path-prefix={}=/usr/src/rust", self.sysroot()?),
+        ];
+        Ok(flags.map(String::as_str).join("\u{1f}"))
     }
 }
 

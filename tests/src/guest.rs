@@ -395,9 +395,9 @@ impl<'s> GuestImage<'s> {
     }
 
     fn command_line(&self) -> String {
+        let given = std::env::var(PARAMETERS_VARIABLE).unwrap_or_default();
         let console = format!("console={}", self.kernel.machine().console);
         let own = [console.as_str(), "panic=-1", "reboot=t", "quiet", &format!("rdinit=/{FIRST_PROCESS}")].join(" ");
-        let given = std::env::var(PARAMETERS_VARIABLE).unwrap_or_default();
         let workload = self.workload.iter().flat_map(|words| ["--", words.as_str()]);
         let words =
             [own.as_str(), &given].into_iter().chain(self.parameters.iter().map(String::as_str)).chain(workload);
@@ -616,7 +616,11 @@ impl Console {
     }
 }
 
-pub(crate) fn path_from_env(variable: &str, verb: &str) -> PathBuf {
+/// A path that `cargo xtask` passes to tests.
+///
+/// # Panics
+/// When the variable is not set, with the command that sets it.
+pub fn path_from_env(variable: &str, verb: &str) -> PathBuf {
     let path = std::env::var_os(variable).map(PathBuf::from);
     path.unwrap_or_else(|| panic!("{variable} is not set: run `{verb}`"))
 }

@@ -2,7 +2,8 @@
 //! distribution.
 //!
 //! Cargo's own output keeps its symbol table, because `size` reads from it what each dependency costs; the stripped
-//! copy is what tests, demo and benchmarks run.
+//! copy is what tests, demo and benchmarks run. It names the file with its debug information, which lies beside it. The
+//! same commit and toolchain give the same bytes, in whatever directory they are built.
 
 use std::{
     fs,
@@ -20,10 +21,15 @@ use object::{
 
 use crate::{architecture::Architecture, paths, run, setup};
 
+/// Name of the workspace in programs, in place of its directory.
+const SOURCES: &str = "/usr/src/cproxy";
+/// The same of cargo's output.
+const OUTPUT: &str = "/usr/src/cproxy/target";
+
 /// Program that is shipped.
 pub(crate) struct Program {
     /// Name of its package and of its file.
-    name: &'static str,
+    pub(crate) name: &'static str,
     /// Its name in messages.
     title: &'static str,
     /// Cargo's profile.
@@ -48,11 +54,14 @@ pub(crate) const RELAY: Program = Program {
 };
 
 /// Files of a program.
+#[derive(Clone)]
 pub(crate) struct Binary {
     /// The stripped file that is shipped.
     pub(crate) shipped: PathBuf,
     /// The same with its symbol table.
     pub(crate) with_symbols: PathBuf,
+    /// Its symbols and line numbers, for debuggers and profilers.
+    pub(crate) debug: PathBuf,
 }
 
 /// Options of `build`.
@@ -105,11 +114,12 @@ impl Program {
         let with_symbols = paths::target().join(target.triple()).join(self.profile).join(self.name);
         let dist = paths::target().join("dist");
         let shipped = if target.is_of_host() { dist } else { dist.join(target.name()) }.join(self.name);
-        if !is_newer(&shipped, &with_symbols) {
-            strip(&target.tool("strip"), &with_symbols, &shipped)?;
+        let debug = shipped.with_extension("debug");
+        if !is_newer(&shipped, &with_symbols) || !debug.exists() {
+            split(target, &with_symbols, &shipped, &debug)?;
         }
         self.check(&shipped, target)?;
-        Ok(Binary { shipped, with_symbols })
+        Ok(Binary { shipped, with_symbols, debug })
     }
 
     /// Naming the target, although it may be the host, keeps the flags from build scripts and procedural macros, which
@@ -123,7 +133,9 @@ impl Program {
         command
             .args(["rustc", "--profile", self.profile, "--package", self.name, "--bin", self.name, "--target", &triple])
             .args(["--config", &format!("profile.{}.strip='none'", self.profile)])
-            .env("CARGO_ENCODED_RUSTFLAGS", flags().join("\u{1f}"));
+            .args(["--config", &format!("profile.{}.debug='line-tables-only'", self.profile)])
+            .env("CARGO_ENCODED_RUSTFLAGS", flags().join("\u{1f}"))
+            .env(format!("CFLAGS_{}", triple.replace('-', "_")), c_flags().join(" "));
         command
     }
 
@@ -156,22 +168,33 @@ impl Binary {
     }
 }
 
-/// For all crates: a static file, without this machine's paths in its messages.
+/// For all crates: a static file, without this machine's paths in its messages and in its debug information.
 fn flags() -> Vec<String> {
-    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+    let remapped = remapped().into_iter().map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
+    ["-Ctarget-feature=+crt-static".to_owned()].into_iter().chain(remapped).collect()
+}
+
+/// The same for the C and the assembly in dependencies.
+fn c_flags() -> Vec<String> {
+    remapped().into_iter().map(|(from, to)| format!("-ffile-prefix-map={from}={to}")).collect()
+}
+
+/// Directories of this machine and their names in programs; of several that fit, the last one counts.
+fn remapped() -> Vec<(String, &'static str)> {
     let sources = paths::cargo_home().and_then(|home| fs::read_dir(home.join("registry/src")).ok());
-    let mut sources: Vec<_> = sources.into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut sources: Vec<_> = sources.into_iter().flatten().flatten().map(|entry| (entry.path(), "")).collect();
     sources.sort();
-    flags.extend(sources.iter().map(|path| format!("--remap-path-prefix={}=", path.display())));
-    flags
+    let own = [(paths::workspace(), SOURCES), (paths::target(), OUTPUT)];
+    own.into_iter().chain(sources).map(|(from, to)| (from.display().to_string(), to)).collect()
 }
 
 /// For the file that is shipped (docs/decisions/016). The linker that Rust brings along cannot leave out what the
 /// script names.
 fn link_arguments(target: Architecture) -> Vec<String> {
-    let script = format!("-Wl,-T,{}", paths::workspace().join("cproxy/without-unwinding.ld").display());
+    // Cargo starts the linker in the workspace. An absolute path would be part of the names of all symbols.
+    let script = "-Wl,-T,cproxy/without-unwinding.ld";
     let packed = target.packs_relocations().then_some("-Wl,-z,pack-relative-relocs");
-    let arguments = ["-fuse-ld=bfd", &script].into_iter().chain(packed);
+    let arguments = ["-fuse-ld=bfd", script].into_iter().chain(packed);
     arguments.map(|argument| format!("-Clink-arg={argument}")).collect()
 }
 
@@ -180,12 +203,18 @@ fn is_newer(file: &Path, than: &Path) -> bool {
     modified(file) > modified(than)
 }
 
-fn strip(tool: &str, from: &Path, to: &Path) -> Result<()> {
-    let directory = to.parent().context("the shipped binary has no directory")?;
+/// Splits a program into the file that is shipped and its debug information, which that names.
+fn split(target: Architecture, from: &Path, shipped: &Path, debug: &Path) -> Result<()> {
+    let directory = shipped.parent().context("the shipped binary has no directory")?;
     fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
-    let temporary = to.with_extension(process::id().to_string());
-    run::run(Command::new(tool).arg("--strip-all").arg("-o").arg(&temporary).arg(from))?;
-    fs::rename(&temporary, to).with_context(|| format!("writing {}", to.display()))
+    let objcopy = || Command::new(target.tool("objcopy"));
+    run::run(objcopy().args(["--only-keep-debug", "--compress-debug-sections=zlib"]).arg(from).arg(debug))?;
+    let temporary = shipped.with_extension(process::id().to_string());
+    run::run(Command::new(target.tool("strip")).arg("--strip-all").arg("-o").arg(&temporary).arg(from))?;
+    let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
+    link.push(debug);
+    run::run(objcopy().arg(link).arg(&temporary))?;
+    fs::rename(&temporary, shipped).with_context(|| format!("writing {}", shipped.display()))
 }
 
 /// A size in MiB.

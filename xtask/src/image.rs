@@ -1,11 +1,11 @@
 //! `cargo xtask image`: the agent with its files in the forms that platforms put into their guests. The same commit
 //! gives the same bytes.
 
-mod cpio;
-mod oci;
-mod stamp;
-mod tar;
-mod tree;
+pub(crate) mod cpio;
+pub(crate) mod oci;
+pub(crate) mod stamp;
+pub(crate) mod tar;
+pub(crate) mod tree;
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use clap::{Args, ValueEnum};
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
-use self::{stamp::Stamp, tree::Tree};
+pub(crate) use self::{stamp::Stamp, tree::Tree};
 use crate::{architecture::Architecture, binary, kernels, paths, run, setup};
 
 /// Path of the agent in a guest.
@@ -102,10 +102,15 @@ pub(crate) fn initramfs_for(target: Architecture, agent: &Path) -> Result<PathBu
     setup::for_images()?;
     let out = default_out().join(target.name());
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
-    let (_, applets) = busybox()?;
-    let foreign = read(&kernels::busybox(target)?)?;
-    let tree = initramfs(read(agent)?, foreign, &applets)?;
-    Ok(write(out.join("initramfs.cpio.gz"), &gzip(&cpio::archive(&tree, Stamp::find()?)?)?)?.path)
+    Ok(write(out.join("initramfs.cpio.gz"), &initramfs_bytes(target, read(agent)?)?)?.path)
+}
+
+/// An initramfs with this agent, for an architecture.
+pub(crate) fn initramfs_bytes(target: Architecture, agent: Vec<u8>) -> Result<Vec<u8>> {
+    setup::for_images()?;
+    let (own, applets) = busybox()?;
+    let busybox = if target.is_of_host() { own } else { read(&kernels::busybox(target)?)? };
+    gzip(&cpio::archive(&initramfs(agent, busybox, &applets)?, Stamp::find()?)?)
 }
 
 /// The files over a guest's root file system with this agent, for tests.
@@ -131,20 +136,18 @@ fn default_out() -> PathBuf {
     paths::target().join("image")
 }
 
-fn read(file: &Path) -> Result<Vec<u8>> {
+/// Content of a file.
+pub(crate) fn read(file: &Path) -> Result<Vec<u8>> {
     fs::read(file).with_context(|| format!("reading {}", file.display()))
 }
 
 fn write_initramfs(out: &Path, agent: Vec<u8>) -> Result<Written> {
-    setup::for_images()?;
-    let (busybox, applets) = busybox()?;
-    let tree = initramfs(agent, busybox, &applets)?;
-    write(out.join("initramfs.cpio.gz"), &gzip(&cpio::archive(&tree, Stamp::find()?)?)?)
+    write(out.join("initramfs.cpio.gz"), &initramfs_bytes(Architecture::of_host()?, agent)?)
 }
 
 /// A file or directory that has been written.
-struct Written {
-    path: PathBuf,
+pub(crate) struct Written {
+    pub(crate) path: PathBuf,
     bytes: u64,
     digest: String,
 }
@@ -154,7 +157,8 @@ fn write(path: PathBuf, content: &[u8]) -> Result<Written> {
     Ok(Written { path, bytes: content.len() as u64, digest: digest(content) })
 }
 
-fn rootfs(agent: Vec<u8>) -> Result<Tree> {
+/// Files over a guest's root file system.
+pub(crate) fn rootfs(agent: Vec<u8>) -> Result<Tree> {
     let mut tree = Tree::read(&paths::workspace().join("images/rootfs"))?;
     tree.add_program(AGENT, agent);
     Ok(tree)
@@ -185,13 +189,13 @@ fn busybox() -> Result<(Vec<u8>, String)> {
 }
 
 /// Without a name and a time.
-fn gzip(content: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn gzip(content: &[u8]) -> Result<Vec<u8>> {
     let mut encoder = GzBuilder::new().write(Vec::new(), Compression::best());
     encoder.write_all(content).and_then(|()| encoder.finish()).context("compressing")
 }
 
 /// As OCI writes it: `sha256:` and hexadecimal digits.
-fn digest(content: &[u8]) -> String {
+pub(crate) fn digest(content: &[u8]) -> String {
     let hex: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{hex}")
 }

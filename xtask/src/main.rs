@@ -4,7 +4,9 @@
 mod architecture;
 mod bench;
 mod binary;
+mod debian;
 mod demo;
+mod dist;
 mod docs;
 mod fuzz;
 mod image;
@@ -45,6 +47,8 @@ enum Verb {
     Build(binary::BuildArguments),
     /// Builds an image for guests: files to unpack, an initramfs, an OCI image or a kernel
     Image(image::ImageArguments),
+    /// Makes a release directory for all architectures; prints its path last
+    Dist(dist::DistArguments),
     /// Writes the agent's man pages and shell completions into a directory
     Manual(manual::ManualArguments),
     /// Builds the site of all documents, with generated reference pages, and checks its links; prints its first page
@@ -83,6 +87,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Setup(arguments) => setup::run(&arguments)?,
         Verb::Build(arguments) => binary::run(&arguments)?,
         Verb::Image(arguments) => image::run(&arguments)?,
+        Verb::Dist(arguments) => dist::run(&arguments)?,
         Verb::Manual(arguments) => manual::run(&arguments)?,
         Verb::Docs(arguments) => docs::run(&arguments)?,
         Verb::Vm(verb) => return vm::run(&verb),

@@ -1,6 +1,6 @@
 //! Releases of other projects that tests run against, built from their Go modules at the versions that the `go.mod`
 //! files below `tests/` pin: etcd and Kubernetes, Prometheus's promtool, and Helm. Real peers find mistakes that an
-//! imitation by the agent's authors would share with it.
+//! imitation by the agent's authors would share with it. nfpm makes packages, by the `go.mod` in `images/packages`.
 
 use std::{
     fs,
@@ -19,7 +19,9 @@ pub(crate) struct Release {
     name: &'static str,
     /// Variable with the directory of the binaries, for tests.
     pub(crate) variable: &'static str,
-    /// The directory of the Go module that pins the versions, and of its binaries in the cache.
+    /// The directory of the Go module that pins the versions.
+    pub(crate) home: &'static str,
+    /// The directory of its binaries in the cache.
     module: &'static str,
     /// The Go module whose version counts, and has the commands in `cmd`.
     source: &'static str,
@@ -32,6 +34,7 @@ pub(crate) struct Release {
 pub(crate) const KUBERNETES: Release = Release {
     name: "Kubernetes",
     variable: "CPROXY_CONTROL_PLANE",
+    home: "tests/control-plane",
     module: "control-plane",
     source: "k8s.io/kubernetes",
     commands: &["kube-apiserver", "kube-proxy", "kubectl"],
@@ -41,6 +44,7 @@ pub(crate) const KUBERNETES: Release = Release {
 /// The oldest supported Kubernetes, for long tests.
 pub(crate) const OLDEST_KUBERNETES: Release = Release {
     variable: "CPROXY_CONTROL_PLANE_OLDEST",
+    home: "tests/control-plane-1.30",
     module: "control-plane-1.30",
     commands: &["kube-apiserver"],
     has_etcd: false,
@@ -51,6 +55,7 @@ pub(crate) const OLDEST_KUBERNETES: Release = Release {
 pub(crate) const PROMETHEUS: Release = Release {
     name: "promtool",
     variable: "CPROXY_PROMTOOL",
+    home: "tests/prometheus",
     module: "prometheus",
     source: "github.com/prometheus/prometheus",
     commands: &["promtool"],
@@ -61,9 +66,21 @@ pub(crate) const PROMETHEUS: Release = Release {
 pub(crate) const HELM: Release = Release {
     name: "Helm",
     variable: "CPROXY_HELM",
+    home: "tests/helm",
     module: "helm",
     source: "helm.sh/helm/v3",
     commands: &["helm"],
+    has_etcd: false,
+};
+
+/// Writer of packages for Debian, Fedora and Alpine.
+pub(crate) const NFPM: Release = Release {
+    name: "nfpm",
+    variable: "CPROXY_NFPM",
+    home: "images/packages",
+    module: "nfpm",
+    source: "github.com/goreleaser/nfpm/v2",
+    commands: &["nfpm"],
     has_etcd: false,
 };
 
@@ -89,7 +106,12 @@ struct Place {
 impl Release {
     /// The Go module that pins the versions.
     pub(crate) fn source(&self) -> PathBuf {
-        paths::control_plane_modules().join(self.module)
+        paths::workspace().join(self.home)
+    }
+
+    /// The version that the Go module pins.
+    pub(crate) fn version(&self) -> Option<String> {
+        self.place().ok().map(|place| place.version)
     }
 
     /// Whether the binaries are there.

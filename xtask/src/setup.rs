@@ -47,6 +47,8 @@ enum SetupPart {
     Images,
     /// The tests in virtual machines
     Guests,
+    /// The tests of packages and of all else in a release
+    Packages,
 }
 
 /// Sets up the machine and reports each step.
@@ -61,6 +63,9 @@ pub(crate) fn run(arguments: &SetupArguments) -> Result<()> {
     }
     if is_wanted(SetupPart::Images) {
         for_image_tests()?;
+    }
+    if is_wanted(SetupPart::Packages) {
+        for_dist_tests()?;
     }
     if is_wanted(SetupPart::Guests) {
         for_guests()?;
@@ -136,6 +141,18 @@ pub(crate) fn for_images() -> Result<()> {
 pub(crate) fn for_image_tests() -> Result<()> {
     packages::ensure_images()?;
     packages::ensure_image_tests()
+}
+
+/// The part of the setup that making a release needs.
+pub(crate) fn for_dist() -> Result<()> {
+    packages::ensure_images()?;
+    packages::ensure_dist()
+}
+
+/// The part of the setup that the tests of a release need.
+pub(crate) fn for_dist_tests() -> Result<()> {
+    for_dist()?;
+    packages::ensure_dist_tests()
 }
 
 /// The part of the setup that guests need.

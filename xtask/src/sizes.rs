@@ -35,6 +35,18 @@ pub(crate) fn check(program: &Program, binary: &Binary) -> Result<()> {
     Ok(())
 }
 
+/// Crates with code or data in a program, by the file with its symbols, and its bytes.
+pub(crate) fn linked(debug: &Path) -> Result<BTreeMap<String, u64>> {
+    let image = read(debug)?;
+    let mut linked = BTreeMap::new();
+    for symbol in elf(&image, debug)?.symbols().filter(|symbol| symbol.is_definition() && symbol.size() > 0) {
+        let name = symbol.name().with_context(|| format!("reading the symbols of {}", debug.display()))?;
+        let name = format!("{:#}", rustc_demangle::demangle(name));
+        *linked.entry(crate_of(&name).to_owned()).or_default() += symbol.size();
+    }
+    Ok(linked)
+}
+
 fn print_relay(relay: &Binary) -> Result<()> {
     println!("\n     bytes  of the relay");
     println!("{:>10}  all", relay.bytes()?);
@@ -233,7 +245,7 @@ mod tests {
     #[test]
     fn one_byte_too_many_is_an_error_that_says_what_to_do() {
         let file = std::env::temp_dir().join(format!("cproxy-size-{}", std::process::id()));
-        let agent = Binary { shipped: file.clone(), with_symbols: file.clone() };
+        let agent = Binary { shipped: file.clone(), with_symbols: file.clone(), debug: file.clone() };
         let verdicts = [AGENT.limit_bytes, AGENT.limit_bytes + 1].map(|bytes| {
             fs::File::create(&file).unwrap().set_len(bytes).unwrap();
             check(&AGENT, &agent)

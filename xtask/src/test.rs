@@ -23,7 +23,7 @@ use self::{
 };
 use crate::{
     binary::{AGENT, RELAY},
-    kernels, older, paths,
+    debian, dist, kernels, older, paths,
     releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS},
     run, setup,
     steps::{Step, Steps},
@@ -60,6 +60,8 @@ enum SuiteGroup {
     Images,
     /// Tests of the socket programs in this machine's kernel
     Live,
+    /// Tests of a release and of its packages
+    Packages,
     /// Tests with programs in Go, Java, JavaScript and C, with redis and with Prometheus
     Programs,
 }
@@ -95,6 +97,8 @@ enum Requirement {
     OlderAgents,
     Guests,
     Images,
+    /// A release, and a system to install its packages in.
+    Packages,
     Programs,
     /// Nothing is built at the same time, which would disturb measurements.
     Silence,
@@ -128,7 +132,7 @@ const INIT_SYSTEMS_VARIABLE: &str = "CPROXY_INIT_SYSTEMS";
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
-const SUITES: [Suite; 20] = [
+const SUITES: [Suite; 21] = [
     suite("unit", UNIT, &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
@@ -143,6 +147,7 @@ const SUITES: [Suite; 20] = [
     suite("harness", &["harness"], ALONE, CLUSTER, Some(SuiteGroup::Live)),
     suite("diagnosis", &["diagnosis"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
     suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
+    suite("packages", &["packages"], ALONE, PACKAGES, Some(SuiteGroup::Packages)),
     suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
     suite("chaos", &["chaos"], ALONE, CHAOS, Some(SuiteGroup::Cluster)),
     suite("transcode", &["transcode"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
@@ -203,6 +208,14 @@ const MONITORED: &[Requirement] = &[
 ];
 const IMAGES: &[Requirement] =
     &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
+const PACKAGES: &[Requirement] = &[
+    Requirement::Agent,
+    Requirement::Relay,
+    Requirement::Root,
+    Requirement::Cgroup2,
+    Requirement::OlderAgents,
+    Requirement::Packages,
+];
 const GUESTS: &[Requirement] =
     &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
 const CLUSTER: &[Requirement] =
@@ -277,6 +290,7 @@ struct Machine {
     cluster: Option<Built<()>>,
     guests: Option<Built<()>>,
     images: Option<Built<()>>,
+    packages: Option<Built<()>>,
     programs: Option<Built<()>>,
 }
 
@@ -288,6 +302,7 @@ impl Machine {
             cluster: set_up(SuiteGroup::Cluster, setup::for_cluster),
             guests: set_up(SuiteGroup::Guests, setup::for_guests),
             images: set_up(SuiteGroup::Images, setup::for_image_tests),
+            packages: set_up(SuiteGroup::Packages, setup::for_dist_tests),
             programs: set_up(SuiteGroup::Programs, setup::for_programs),
         }
     }
@@ -299,7 +314,10 @@ fn wanted(arguments: &TestArguments, machine: &Machine) -> Wanted {
         is_with_oldest: arguments.long && machine.cluster.is_some(),
         is_with_promtool: arguments.long && machine.programs.is_some(),
         guests: machine.guests.clone(),
-        is_with_older: [SuiteGroup::Live, SuiteGroup::Cluster].iter().any(|group| !arguments.leave_out(Some(*group))),
+        packages: machine.packages.clone(),
+        is_with_older: [SuiteGroup::Live, SuiteGroup::Cluster, SuiteGroup::Packages]
+            .iter()
+            .any(|group| !arguments.leave_out(Some(*group))),
         is_with_fuzzer: !arguments.leave_out(Some(SuiteGroup::Fuzz)),
     }
 }
@@ -440,6 +458,10 @@ impl SuiteRunner<'_> {
             Requirement::Guests => {
                 let (guests, kernel) = self.products.guests().context("no guests")?;
                 guests.set_variables(command, kernel);
+            }
+            Requirement::Packages => {
+                let packages = self.products.packages().context("no release")?;
+                command.env(dist::VARIABLE, &packages.release).env(debian::VARIABLE, &packages.debian);
             }
             Requirement::Images => {
                 is_installed(&self.machine.images)?;

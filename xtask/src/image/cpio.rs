@@ -16,7 +16,7 @@ const TRAILER: &str = "TRAILER!!!";
 const ALIGNMENT: usize = 4;
 
 /// All of the tree, owned by root.
-pub(super) fn archive(tree: &Tree, stamp: Stamp) -> Result<Vec<u8>> {
+pub(crate) fn archive(tree: &Tree, stamp: Stamp) -> Result<Vec<u8>> {
     let mut archive = Vec::new();
     // Inode numbers tell hard links, of which there are none: each entry has one of its own.
     for (number, (path, entry)) in (1..).zip(tree.entries()) {

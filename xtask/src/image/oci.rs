@@ -1,8 +1,8 @@
-//! An OCI image layout (opencontainers/image-spec) with one image of one layer: one program, and nothing else.
+//! An OCI image layout (opencontainers/image-spec) with an image of one layer: one program, and nothing else. It can
+//! have the same image for several architectures.
 
 use std::{
     collections::BTreeMap,
-    env::consts::ARCH,
     fs,
     path::{Path, PathBuf},
 };
@@ -16,12 +16,13 @@ use super::{
     tar,
     tree::Tree,
 };
+use crate::architecture::Architecture;
 
 /// The file that makes a directory a layout.
 const LAYOUT: &str = "oci-layout";
 
 /// Program that an image has.
-pub(super) struct Program {
+pub(crate) struct Program {
     path: &'static str,
     title: &'static str,
     /// User and group by number: the image has no /etc/passwd.
@@ -33,7 +34,7 @@ pub(super) struct Program {
 
 /// The agent. Loading programs, attaching them to the machine's cgroup and closing other processes' sockets takes
 /// capabilities that runtimes give to root alone.
-pub(super) const AGENT_IMAGE: Program = Program {
+pub(crate) const AGENT_IMAGE: Program = Program {
     path: AGENT,
     title: "cproxy",
     user: "0:0",
@@ -43,41 +44,54 @@ pub(super) const AGENT_IMAGE: Program = Program {
 };
 
 /// The relay.
-pub(super) const RELAY_IMAGE: Program =
+pub(crate) const RELAY_IMAGE: Program =
     Program { path: RELAY, title: "cproxy-relay", user: "65532:65532", licenses: "Apache-2.0", form: "relay" };
 
-/// Writes the layout in place of an earlier one.
-pub(super) fn write(dir: PathBuf, image: &Program, program: Vec<u8>, stamp: Stamp) -> Result<Written> {
+/// Writes the layout in place of an earlier one, for this machine's architecture.
+pub(crate) fn write(dir: PathBuf, image: &Program, program: Vec<u8>, stamp: Stamp) -> Result<Written> {
     clear(&dir)?;
-    let mut tree = Tree::default();
-    tree.add_program(image.path, program);
-    let unpacked = tar::archive(&tree, stamp)?;
     let mut layout = Layout { dir, bytes: 0 };
-    let labels = labels(image, stamp);
-    let layer = layout.blob("application/vnd.oci.image.layer.v1.tar+gzip", &gzip(&unpacked)?)?;
-    let config = config(image, &labels, &digest(&unpacked), stamp)?;
-    let config = layout.blob("application/vnd.oci.image.config.v1+json", &text(&config)?)?;
-    let manifest = json!({
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": config,
-        "layers": [layer],
-        "annotations": labels,
-    });
-    let mut manifest = layout.blob("application/vnd.oci.image.manifest.v1+json", &text(&manifest)?)?;
-    let digest = manifest.get("digest").and_then(Value::as_str).unwrap_or_default().to_owned();
-    if let Some(descriptor) = manifest.as_object_mut() {
-        descriptor.insert("annotations".into(), json!({"org.opencontainers.image.ref.name": version()}));
-        descriptor.insert("platform".into(), json!({"os": "linux", "architecture": architecture()?}));
+    let mut manifest = layout.image(image, Architecture::of_host()?, program, stamp)?;
+    name(&mut manifest);
+    layout.finish(manifest)
+}
+
+/// The same for each architecture, behind one index, from which runtimes choose theirs.
+pub(crate) fn write_for_all(
+    dir: PathBuf,
+    image: &Program,
+    programs: Vec<(Architecture, Vec<u8>)>,
+    stamp: Stamp,
+) -> Result<Written> {
+    clear(&dir)?;
+    let mut layout = Layout { dir, bytes: 0 };
+    let mut manifests = Vec::new();
+    for (architecture, program) in programs {
+        manifests.push(layout.image(image, architecture, program, stamp)?);
     }
-    let index = json!({
+    let index = index(&manifests, Some(&labels(image, stamp)));
+    let mut index = layout.blob("application/vnd.oci.image.index.v1+json", &text(&index)?)?;
+    name(&mut index);
+    layout.finish(index)
+}
+
+/// Gives a descriptor the name by which tools find it in the layout.
+fn name(descriptor: &mut Value) {
+    if let Some(descriptor) = descriptor.as_object_mut() {
+        descriptor.insert("annotations".into(), json!({"org.opencontainers.image.ref.name": version()}));
+    }
+}
+
+fn index(manifests: &[Value], labels: Option<&BTreeMap<String, String>>) -> Value {
+    let mut index = json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [manifest],
+        "manifests": manifests,
     });
-    layout.file("index.json", &text(&index)?)?;
-    layout.file(LAYOUT, &text(&json!({"imageLayoutVersion": "1.0.0"}))?)?;
-    Ok(Written { path: layout.dir, bytes: layout.bytes, digest })
+    if let (Some(index), Some(labels)) = (index.as_object_mut(), labels) {
+        index.insert("annotations".into(), json!(labels));
+    }
+    index
 }
 
 /// Removes an earlier layout, and nothing else.
@@ -106,6 +120,37 @@ impl Layout {
         Ok(())
     }
 
+    /// Writes the image for an architecture and returns the descriptor of its manifest.
+    fn image(&mut self, image: &Program, architecture: Architecture, program: Vec<u8>, stamp: Stamp) -> Result<Value> {
+        let mut tree = Tree::default();
+        tree.add_program(image.path, program);
+        let unpacked = tar::archive(&tree, stamp)?;
+        let labels = labels(image, stamp);
+        let layer = self.blob("application/vnd.oci.image.layer.v1.tar+gzip", &gzip(&unpacked)?)?;
+        let config = config(image, &labels, &digest(&unpacked), architecture, stamp);
+        let config = self.blob("application/vnd.oci.image.config.v1+json", &text(&config)?)?;
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": config,
+            "layers": [layer],
+            "annotations": labels,
+        });
+        let mut manifest = self.blob("application/vnd.oci.image.manifest.v1+json", &text(&manifest)?)?;
+        if let Some(descriptor) = manifest.as_object_mut() {
+            descriptor.insert("platform".into(), json!({"os": "linux", "architecture": architecture.debian()}));
+        }
+        Ok(manifest)
+    }
+
+    /// Writes the files that make the directory a layout, with one entry.
+    fn finish(mut self, entry: Value) -> Result<Written> {
+        let digest = entry.get("digest").and_then(Value::as_str).unwrap_or_default().to_owned();
+        self.file("index.json", &text(&index(&[entry], None))?)?;
+        self.file(LAYOUT, &text(&json!({"imageLayoutVersion": "1.0.0"}))?)?;
+        Ok(Written { path: self.dir, bytes: self.bytes, digest })
+    }
+
     /// Writes a content under its digest and returns its descriptor.
     fn blob(&mut self, media_type: &str, content: &[u8]) -> Result<Value> {
         let digest = digest(content);
@@ -118,10 +163,17 @@ fn text(value: &Value) -> Result<Vec<u8>> {
     serde_json::to_vec(value).context("writing JSON")
 }
 
-fn config(image: &Program, labels: &BTreeMap<String, String>, layer: &str, stamp: Stamp) -> Result<Value> {
-    Ok(json!({
+fn config(
+    image: &Program,
+    labels: &BTreeMap<String, String>,
+    layer: &str,
+    architecture: Architecture,
+    stamp: Stamp,
+) -> Value {
+    json!({
         "created": stamp.text(),
-        "architecture": architecture()?,
+        // Go and Debian have the same names.
+        "architecture": architecture.debian(),
         "os": "linux",
         "config": {
             "User": image.user,
@@ -133,7 +185,7 @@ fn config(image: &Program, labels: &BTreeMap<String, String>, layer: &str, stamp
         },
         "rootfs": {"type": "layers", "diff_ids": [layer]},
         "history": [{"created": stamp.text(), "created_by": format!("cargo xtask image {}", image.form)}],
-    }))
+    })
 }
 
 /// Labels of the image; unknown ones are left out.
@@ -151,15 +203,6 @@ fn labels(image: &Program, stamp: Stamp) -> BTreeMap<String, String> {
 
 fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
-}
-
-/// This machine's, which the agent is built for, by Go's name for it.
-fn architecture() -> Result<&'static str> {
-    match ARCH {
-        "x86_64" => Ok("amd64"),
-        "aarch64" => Ok("arm64"),
-        other => bail!("no OCI name is known for {other}"),
-    }
 }
 
 #[cfg(test)]

@@ -12,14 +12,14 @@ const VARIABLE: &str = "SOURCE_DATE_EPOCH";
 
 /// Seconds since 1970.
 #[derive(Clone, Copy)]
-pub(super) struct Stamp(u32);
+pub(crate) struct Stamp(u32);
 
 impl Stamp {
     /// The environment's, else the last commit's.
     ///
     /// # Errors
     /// There is neither, or it is no number.
-    pub(super) fn find() -> Result<Self> {
+    pub(crate) fn find() -> Result<Self> {
         let seconds = match env::var(VARIABLE) {
             Ok(seconds) => seconds,
             Err(_) => run::capture(git().args(["log", "-1", "--format=%ct"]))
@@ -29,22 +29,22 @@ impl Stamp {
     }
 
     #[cfg(test)]
-    pub(super) fn new(seconds: u32) -> Self {
+    pub(crate) fn new(seconds: u32) -> Self {
         Self(seconds)
     }
 
-    pub(super) fn seconds(self) -> u32 {
+    pub(crate) fn seconds(self) -> u32 {
         self.0
     }
 
     /// As RFC 3339 has it.
-    pub(super) fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         (Timestamp::UNIX_EPOCH + SignedDuration::from_secs(self.0.into())).to_string()
     }
 }
 
 /// The commit that this is made from, with a word if there are changes to it; none outside a repository.
-pub(super) fn revision() -> Option<String> {
+pub(crate) fn revision() -> Option<String> {
     let arguments = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"];
     run::capture(git().args(arguments)).ok().map(|revision| revision.trim().to_owned())
 }

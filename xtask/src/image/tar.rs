@@ -13,7 +13,7 @@ use super::{
 const OWNER: &str = "root";
 
 /// All of the tree, owned by root.
-pub(super) fn archive(tree: &Tree, stamp: Stamp) -> Result<Vec<u8>> {
+pub(crate) fn archive(tree: &Tree, stamp: Stamp) -> Result<Vec<u8>> {
     let mut archive = Builder::new(Vec::new());
     for (path, entry) in tree.entries() {
         append(&mut archive, path, entry, stamp).with_context(|| format!("{path}: writing a tar archive"))?;

@@ -1,6 +1,11 @@
 //! Files as they will be in an image: all of root's, with two modes, in the order of their names.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -10,7 +15,7 @@ const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
 
 /// One thing in an image.
-pub(super) enum Entry {
+pub(crate) enum Entry {
     Directory,
     File { mode: u32, content: Vec<u8> },
     Link(String),
@@ -18,7 +23,7 @@ pub(super) enum Entry {
 
 impl Entry {
     /// Type and permissions, as `stat(2)` has them.
-    pub(super) fn mode(&self) -> u32 {
+    pub(crate) fn mode(&self) -> u32 {
         match self {
             Self::Directory => DIRECTORY,
             Self::File { mode, .. } => *mode,
@@ -26,8 +31,18 @@ impl Entry {
         }
     }
 
+    fn write(&self, path: &Path) -> io::Result<()> {
+        match self {
+            Self::Directory => fs::create_dir_all(path),
+            Self::File { content, .. } => fs::write(path, content),
+            Self::Link(target) => return symlink(target, path),
+        }?;
+        // The caller's umask does not count.
+        fs::set_permissions(path, fs::Permissions::from_mode(self.mode() & 0o7777))
+    }
+
     /// A file's content, or what a link leads to.
-    pub(super) fn content(&self) -> &[u8] {
+    pub(crate) fn content(&self) -> &[u8] {
         match self {
             Self::Directory => &[],
             Self::File { content, .. } => content,
@@ -38,12 +53,12 @@ impl Entry {
 
 /// Paths without a leading slash; the directories on the way to each are there, too.
 #[derive(Default)]
-pub(super) struct Tree(BTreeMap<String, Entry>);
+pub(crate) struct Tree(BTreeMap<String, Entry>);
 
 impl Tree {
     /// Takes what is below a directory. Of its modes, only whether a file is a program counts: the rest is its
     /// owner's umask.
-    pub(super) fn read(root: &Path) -> Result<Self> {
+    pub(crate) fn read(root: &Path) -> Result<Self> {
         let mut tree = Self::default();
         tree.read_below(root, "")?;
         Ok(tree)
@@ -78,15 +93,19 @@ impl Tree {
         Ok(())
     }
 
-    pub(super) fn add_directory(&mut self, path: &str) {
+    pub(crate) fn add_directory(&mut self, path: &str) {
         self.add(path, Entry::Directory);
     }
 
-    pub(super) fn add_program(&mut self, path: &str, content: Vec<u8>) {
+    pub(crate) fn add_program(&mut self, path: &str, content: Vec<u8>) {
         self.add(path, Entry::File { mode: PROGRAM, content });
     }
 
-    pub(super) fn add_link(&mut self, path: &str, target: String) {
+    pub(crate) fn add_file(&mut self, path: &str, content: Vec<u8>) {
+        self.add(path, Entry::File { mode: PLAIN, content });
+    }
+
+    pub(crate) fn add_link(&mut self, path: &str, target: String) {
         self.add(path, Entry::Link(target));
     }
 
@@ -97,8 +116,29 @@ impl Tree {
         self.0.insert(path.to_owned(), entry);
     }
 
+    /// Adds another tree below a directory.
+    pub(crate) fn add_tree(&mut self, directory: &str, other: Self) {
+        for (path, entry) in other.0 {
+            self.add(&format!("{directory}/{path}"), entry);
+        }
+    }
+
+    /// Removes a directory and what is below it.
+    pub(crate) fn remove(&mut self, directory: &str) {
+        let below = format!("{directory}/");
+        self.0.retain(|path, _| path != directory && !path.starts_with(&below));
+    }
+
+    /// Writes it to a directory that has nothing of it yet.
+    pub(crate) fn write(&self, directory: &Path) -> Result<()> {
+        self.entries().try_for_each(|(path, entry)| {
+            let path = directory.join(path);
+            entry.write(&path).with_context(|| format!("writing {}", path.display()))
+        })
+    }
+
     /// A directory comes before what is in it.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
         self.0.iter().map(|(path, entry)| (path.as_str(), entry))
     }
 }

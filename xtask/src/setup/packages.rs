@@ -67,6 +67,20 @@ const SERVICES: [&str; 3] = ["nginx", "prometheus", "redis-server"];
 /// Programs that are put into images.
 static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 
+/// Tools that write releases.
+static DIST: [Provided; 2] = [("objcopy", &["binutils"]), ("sqfstar", &["squashfs-tools"])];
+
+/// Tools that check releases, and make the system in which packages are installed.
+static DIST_TESTS: [Provided; 7] = [
+    ("cpio", &["cpio"]),
+    ("debootstrap", &["debootstrap"]),
+    ("dpkg-deb", &["dpkg"]),
+    ("rpm", &["rpm"]),
+    ("rpm2cpio", &["rpm2cpio"]),
+    ("skopeo", &["skopeo"]),
+    ("unsquashfs", &["squashfs-tools"]),
+];
+
 /// Tools that check images.
 static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
 
@@ -128,6 +142,16 @@ pub(crate) fn ensure_images() -> Result<()> {
 /// Installs the packages that images are tested with and that are missing.
 pub(crate) fn ensure_image_tests() -> Result<()> {
     ensure("image tests", &IMAGE_TESTS)
+}
+
+/// Installs the packages that releases are made with and that are missing.
+pub(crate) fn ensure_dist() -> Result<()> {
+    ensure("dist", &DIST)
+}
+
+/// Installs the packages that releases are tested with and that are missing.
+pub(crate) fn ensure_dist_tests() -> Result<()> {
+    ensure("dist tests", &DIST_TESTS)
 }
 
 /// Installs the packages that guests need and that are missing.

@@ -10,6 +10,7 @@ use anyhow::{Result, anyhow};
 
 use crate::{
     binary::{AGENT, Binary, Program, RELAY},
+    debian, dist,
     fuzz::Fuzzer,
     older,
     releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS, Release},
@@ -34,6 +35,8 @@ pub(super) struct Wanted {
     pub(super) is_with_promtool: bool,
     /// Images and kernels of guests, or why guests cannot run here.
     pub(super) guests: Option<Built<()>>,
+    /// A release and a system to install its packages in, or why they cannot be made here.
+    pub(super) packages: Option<Built<()>>,
     pub(super) is_with_fuzzer: bool,
     pub(super) is_with_older: bool,
 }
@@ -52,8 +55,15 @@ struct Finished {
     oldest: Option<Built<PathBuf>>,
     promtool: Option<Built<PathBuf>>,
     guests: Option<Built<(vm::GuestFiles, PathBuf)>>,
+    packages: Option<Built<Packages>>,
     fuzzer: Option<Built<Fuzzer>>,
     older: Option<Built<String>>,
+}
+
+/// A release, and a system to install its packages in.
+pub(super) struct Packages {
+    pub(super) release: PathBuf,
+    pub(super) debian: PathBuf,
 }
 
 /// A change to [`Finished`].
@@ -117,6 +127,11 @@ impl Products {
         self.wait_for(|finished| finished.guests.as_ref())
     }
 
+    /// A release, and a system to install its packages in.
+    pub(super) fn packages(&mut self) -> Result<&Packages> {
+        self.wait_for(|finished| finished.packages.as_ref())
+    }
+
     /// The fuzz targets.
     pub(super) fn fuzzer(&mut self) -> Result<&Fuzzer> {
         self.wait_for(|finished| finished.fuzzer.as_ref())
@@ -158,7 +173,7 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
         sender.send(product).ok();
     };
     let (agent, size) = build_program(&AGENT);
-    let shipped = agent.as_ref().map(|agent| agent.shipped.clone()).map_err(Clone::clone);
+    let programs = agent.clone();
     send(Box::new(move |finished| (finished.agent, finished.agent_size) = (Some(agent), Some(size))));
     if wanted.is_with_older {
         let built = into_built(older::ensure());
@@ -172,9 +187,14 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
         send(Box::new(|finished| finished.helm = Some(built)));
     }
     let (relay, size) = build_program(&RELAY);
+    let packages = wanted.packages.map(|can_run| {
+        let programs = can_run.and_then(|()| Ok((programs.clone()?, relay.clone()?)));
+        programs.and_then(|(agent, relay)| into_built(packages(&agent, &relay)))
+    });
     send(Box::new(move |finished| (finished.relay, finished.relay_size) = (Some(relay), Some(size))));
+    send(Box::new(|finished| finished.packages = packages));
     if let Some(can_run) = wanted.guests {
-        let built = can_run.and(shipped).and_then(|agent| into_built(guests(&agent)));
+        let built = can_run.and(programs).and_then(|agent| into_built(guests(&agent.shipped)));
         send(Box::new(|finished| finished.guests = Some(built)));
     }
     if wanted.is_with_fuzzer {
@@ -200,4 +220,8 @@ fn build_program(program: &Program) -> (Built<Binary>, Built<()>) {
 
 fn guests(agent: &std::path::Path) -> Result<(vm::GuestFiles, PathBuf)> {
     Ok((vm::GuestFiles::for_tests(agent)?, vm::GuestFiles::kernel()?))
+}
+
+fn packages(agent: &Binary, relay: &Binary) -> Result<Packages> {
+    Ok(Packages { release: dist::for_tests(agent, relay)?, debian: debian::root()? })
 }

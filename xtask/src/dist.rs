@@ -1,0 +1,322 @@
+//! `cargo xtask dist`: a release directory with everything that users install, for each architecture. The same commit
+//! and toolchain give the same bytes, in whatever directory and whenever they are made.
+
+mod components;
+mod documents;
+mod files;
+mod images;
+mod packages;
+mod provenance;
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+
+use self::{components::Component, files::Documents};
+use crate::{
+    architecture::Architecture,
+    binary::{AGENT, Binary, Program, RELAY},
+    image::{Stamp, read},
+    kernels, manual, paths, run, setup,
+    steps::{Step, Steps},
+};
+
+/// Variable with a release, for tests.
+pub(crate) const VARIABLE: &str = "CPROXY_RELEASE";
+
+/// File with the digests of all others.
+const CHECKSUMS: &str = "SHA256SUMS";
+
+/// Options of `dist`.
+#[derive(Args)]
+pub(crate) struct DistArguments {
+    /// Architectures to build for; default: all
+    #[arg(long, value_name = "ARCHITECTURE")]
+    target: Vec<Architecture>,
+    /// Release directory; default: dist/release-VERSION in cargo's output directory
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Makes only these parts
+    #[arg(long, value_name = "PART")]
+    only: Vec<Part>,
+    /// Leaves out these parts
+    #[arg(long, value_name = "PART")]
+    without: Vec<Part>,
+    /// Revision of the packages of this version
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    revision: u32,
+    /// Uses this agent, of one architecture, instead of building one. Its debug information is in FILE.debug
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
+    /// The same for the relay
+    #[arg(long, value_name = "FILE")]
+    relay: Option<PathBuf>,
+}
+
+/// Part of a release.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Programs, their debug information, and archives with all of their files
+    Programs,
+    /// Packages for Debian, Fedora and Alpine
+    Packages,
+    /// OCI images, files over a root file system, initramfs and system extension
+    Images,
+    /// A guest's kernel, for x86_64; its first build takes 10 minutes
+    Kernel,
+    /// Bills of materials and licences
+    Documents,
+}
+
+/// A program that is released, for one architecture.
+pub(crate) struct Released {
+    program: &'static Program,
+    file: PathBuf,
+    debug: PathBuf,
+    components: Vec<Component>,
+    documents: Documents,
+}
+
+/// All programs for one architecture.
+pub(crate) struct Build {
+    target: Architecture,
+    agent: Released,
+    relay: Released,
+}
+
+impl Build {
+    fn programs(&self) -> [&Released; 2] {
+        [&self.agent, &self.relay]
+    }
+}
+
+/// The release directory while it is made. A failed release never looks like a finished one.
+pub(crate) struct Release {
+    out: PathBuf,
+    unfinished: PathBuf,
+    /// Directory for intermediate files.
+    scratch: PathBuf,
+    stamp: Stamp,
+    revision: u32,
+}
+
+/// Version of everything in a release.
+pub(crate) fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// Makes the release and prints its path.
+pub(crate) fn run(arguments: &DistArguments) -> Result<()> {
+    println!("{}", make(arguments)?.display());
+    Ok(())
+}
+
+/// A release of these programs, which are this machine's, for tests. Its kernel is left out.
+pub(crate) fn for_tests(agent: &Binary, relay: &Binary) -> Result<PathBuf> {
+    setup::for_dist_tests()?;
+    make(&DistArguments {
+        target: vec![Architecture::of_host()?],
+        out: Some(paths::target().join("dist/release-for-tests")),
+        only: Vec::new(),
+        without: vec![Part::Kernel],
+        revision: 1,
+        agent: Some(agent.shipped.clone()),
+        relay: Some(relay.shipped.clone()),
+    })
+}
+
+fn make(arguments: &DistArguments) -> Result<PathBuf> {
+    let targets = arguments.targets()?;
+    let mut steps = arguments.steps(&targets);
+    let release = Release::begin(arguments)?;
+    let mut builds = Vec::new();
+    for target in targets {
+        steps.next();
+        builds.push(arguments.build(target)?);
+    }
+    let pages = release.scratch.join("manual");
+    if [Part::Programs, Part::Packages].iter().any(|part| arguments.wants(*part)) {
+        manual::write(&pages)?;
+    }
+    for build in &builds {
+        steps.next();
+        release.add_architecture(arguments, build, &pages)?;
+    }
+    steps.next();
+    release.add_common(arguments, &builds)?;
+    release.finish()
+}
+
+impl DistArguments {
+    fn wants(&self, part: Part) -> bool {
+        (self.only.is_empty() || self.only.contains(&part)) && !self.without.contains(&part)
+    }
+
+    fn targets(&self) -> Result<Vec<Architecture>> {
+        let all = Architecture::value_variants().iter().copied();
+        let targets: Vec<_> = all.filter(|one| self.target.is_empty() || self.target.contains(one)).collect();
+        let files = [("--agent", &self.agent), ("--relay", &self.relay)];
+        if let Some((flag, _)) = files.iter().find(|(_, file)| file.is_some())
+            && targets.len() != 1
+        {
+            bail!("{flag} is of one architecture: name it with --target");
+        }
+        Ok(targets)
+    }
+
+    fn steps(&self, targets: &[Architecture]) -> Steps {
+        let build = |target: &Architecture| {
+            let is_there = self.agent.is_some() && self.relay.is_some();
+            Step::once(format!("programs for {}", target.name()), is_there, 8 * 60)
+        };
+        let files = |target: &Architecture| Step::new(format!("files for {}", target.name()), 60);
+        let steps = targets.iter().map(build).chain(targets.iter().map(files));
+        Steps::new("dist", steps.chain([Step::new("files for all architectures", 10)]).collect::<Vec<_>>())
+    }
+
+    fn build(&self, target: Architecture) -> Result<Build> {
+        if !target.is_of_host() {
+            setup::for_cross(target)?;
+        }
+        let agent = self.released(&AGENT, self.agent.as_deref(), target)?;
+        let relay = self.released(&RELAY, self.relay.as_deref(), target)?;
+        Ok(Build { target, agent, relay })
+    }
+
+    fn released(&self, program: &'static Program, given: Option<&Path>, target: Architecture) -> Result<Released> {
+        let (file, debug) = match given {
+            Some(file) => (file.to_owned(), file.with_extension("debug")),
+            None => {
+                let binary = program.build_for(target)?;
+                (binary.shipped, binary.debug)
+            }
+        };
+        let is_read = [Part::Programs, Part::Documents].iter().any(|part| self.wants(*part));
+        ensure!(!is_read || debug.exists(), "{}: there is none; `cargo xtask build` makes it", debug.display());
+        let components = components::of(program, target)?;
+        let documents = documents::of(program, &components)?;
+        Ok(Released { program, file, debug, components, documents })
+    }
+}
+
+impl Release {
+    fn begin(arguments: &DistArguments) -> Result<Self> {
+        let default = || paths::target().join(format!("dist/release-{}", version()));
+        let out = arguments.out.clone().unwrap_or_else(default);
+        ensure!(
+            !out.exists() || out.join(CHECKSUMS).is_file(),
+            "{} is there and is no release: move it away",
+            out.display()
+        );
+        let beside = |what: &str| {
+            let mut name = out.file_name().unwrap_or_default().to_owned();
+            name.push(format!(".{what}-{}", process::id()));
+            out.with_file_name(name)
+        };
+        let (unfinished, scratch) = (beside("unfinished"), beside("scratch"));
+        for directory in [&unfinished, &scratch] {
+            fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
+        }
+        let (stamp, revision) = (Stamp::find()?, arguments.revision);
+        Ok(Self { out, unfinished, scratch, stamp, revision })
+    }
+
+    fn add(&self, name: &str, content: &[u8]) -> Result<()> {
+        self.add_with_mode(name, content, 0o644)
+    }
+
+    fn add_program(&self, name: &str, content: &[u8]) -> Result<()> {
+        self.add_with_mode(name, content, 0o755)
+    }
+
+    fn add_with_mode(&self, name: &str, content: &[u8], mode: u32) -> Result<()> {
+        let path = self.unfinished.join(name);
+        let written = fs::write(&path, content);
+        let set = written.and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)));
+        set.with_context(|| format!("writing {}", path.display()))
+    }
+
+    fn add_architecture(&self, arguments: &DistArguments, build: &Build, manual: &Path) -> Result<()> {
+        if arguments.wants(Part::Programs) {
+            files::add(self, build, manual)?;
+        }
+        if arguments.wants(Part::Packages) {
+            packages::add(self, build, manual)?;
+        }
+        if arguments.wants(Part::Images) {
+            images::add(self, build)?;
+        }
+        if arguments.wants(Part::Documents) {
+            documents::add(self, build)?;
+        }
+        if arguments.wants(Part::Kernel) && build.target == Architecture::X86_64 {
+            self.add_kernel(build.target)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the guest's kernel in both of its forms.
+    fn add_kernel(&self, target: Architecture) -> Result<()> {
+        if !target.is_of_host() {
+            run::report(format!("dist: a kernel for {0} is only built on {0}", target.name()));
+            return Ok(());
+        }
+        let built = kernels::built(&[])?;
+        for (from, to) in [(kernels::KERNEL, "bzImage"), (kernels::ELF, "vmlinux")] {
+            let name = format!("cproxy-guest-kernel-{}-{}.{to}", version(), target.name());
+            self.add(&name, &read(&built.join(from))?)?;
+        }
+        Ok(())
+    }
+
+    fn add_common(&self, arguments: &DistArguments, builds: &[Build]) -> Result<()> {
+        if arguments.wants(Part::Images) {
+            images::add_common(self, builds)?;
+        }
+        if arguments.wants(Part::Documents) {
+            documents::add_common(self)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the directory, and the packages in it, which nfpm writes, the modes that they have with any umask.
+    fn open_to_all(&self) -> Result<()> {
+        let entries = fs::read_dir(&self.unfinished).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let entries = entries.with_context(|| format!("reading {}", self.unfinished.display()))?;
+        let is_package =
+            |path: &PathBuf| path.extension().is_some_and(|kind| packages::KINDS.iter().any(|k| kind == *k));
+        let packages = entries.into_iter().map(|entry| entry.path()).filter(is_package).map(|path| (path, 0o644));
+        [(self.unfinished.clone(), 0o755)].into_iter().chain(packages).try_for_each(|(path, mode)| {
+            let set = fs::set_permissions(&path, fs::Permissions::from_mode(mode));
+            set.with_context(|| format!("changing the mode of {}", path.display()))
+        })
+    }
+
+    /// Adds provenance and checksums, and puts the release in place of an earlier one.
+    fn finish(self) -> Result<PathBuf> {
+        provenance::add(&self)?;
+        self.add(CHECKSUMS, provenance::checksums(&self.unfinished)?.as_bytes())?;
+        self.open_to_all()?;
+        if self.out.exists() {
+            fs::remove_dir_all(&self.out).with_context(|| format!("removing {}", self.out.display()))?;
+        }
+        let renamed = fs::rename(&self.unfinished, &self.out);
+        renamed.with_context(|| format!("writing {}", self.out.display()))?;
+        Ok(self.out.clone())
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        // After a failure these are of no use, and the failure is what matters.
+        for directory in [&self.unfinished, &self.scratch] {
+            fs::remove_dir_all(directory).ok();
+        }
+    }
+}
