@@ -1,5 +1,5 @@
-//! Where a release comes from: a statement in the form of in-toto with a predicate of SLSA, and checksums. The statement
-//! is not signed; a forge that builds a release signs one of its own.
+//! Where a release comes from: a statement in the form of in-toto with a predicate of SLSA, and checksums. It is not
+//! signed; a forge that builds a release signs one of its own.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
