@@ -96,9 +96,13 @@ impl Pages {
         let mut text = format!("# {}\n\n", directory.display());
         for file in files {
             let name = file.strip_prefix(&self.root).unwrap_or(&file).to_owned();
-            let inside = name.strip_prefix(directory).unwrap_or(&name).display().to_string();
-            text.push_str(&format!("- [{inside}]({inside})\n"));
-            self.files.insert(name);
+            let target = relative(&directory.join(INDEX), &in_site(&name));
+            let inside = name.strip_prefix(directory).unwrap_or(&name).display();
+            text.push_str(&format!("- [{inside}]({target})\n"));
+            // A document is a page, with converted links.
+            if name.extension().is_none_or(|extension| extension != "md") {
+                self.files.insert(name);
+            }
         }
         Ok(text)
     }
