@@ -86,6 +86,8 @@ pub struct ControlPlane<'s> {
     credentials: Credentials,
     /// Additional flags of the API server.
     flags: Vec<String>,
+    /// Whether pods get ServiceAccounts and their tokens.
+    has_accounts: bool,
     // Ends before etcd does.
     api_server: Option<Daemon>,
     etcd: Daemon,
@@ -106,7 +108,16 @@ impl<'s> ControlPlane<'s> {
     /// # Panics
     /// As [`ControlPlane::start`].
     pub fn start_with(sandbox: &'s Sandbox, flags: &[&str]) -> Self {
-        Self::start_from(sandbox, binaries(VARIABLE), flags)
+        Self::start_from(sandbox, binaries(VARIABLE), flags, false)
+    }
+
+    /// Like [`ControlPlane::start`], for pods that run: with ServiceAccounts, whose controller must run, too, and with
+    /// a client certificate for nodes.
+    ///
+    /// # Panics
+    /// As [`ControlPlane::start`].
+    pub fn start_for_pods(sandbox: &'s Sandbox) -> Self {
+        Self::start_from(sandbox, binaries(VARIABLE), &["--kubelet-preferred-address-types=InternalIP"], true)
     }
 
     /// Like [`ControlPlane::start`], with kube-apiserver of the oldest release that is supported.
@@ -114,17 +125,17 @@ impl<'s> ControlPlane<'s> {
     /// # Panics
     /// As [`ControlPlane::start`]; the variable is `CPROXY_CONTROL_PLANE_OLDEST`.
     pub fn start_oldest(sandbox: &'s Sandbox) -> Self {
-        Self::start_from(sandbox, binaries(OLDEST_VARIABLE), &[])
+        Self::start_from(sandbox, binaries(OLDEST_VARIABLE), &[], false)
     }
 
-    fn start_from(sandbox: &'s Sandbox, api_server_binaries: PathBuf, flags: &[&str]) -> Self {
+    fn start_from(sandbox: &'s Sandbox, api_server_binaries: PathBuf, flags: &[&str], has_accounts: bool) -> Self {
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let binaries = binaries(VARIABLE);
         sandbox.add_addresses([ADDRESS, ADDRESS_V6]);
         let credentials = Credentials::create(sandbox.dir().join("control-plane"), &NAMES);
         let etcd = start_etcd(sandbox, &binaries);
         let mut control_plane =
-            Self { sandbox, binaries, api_server_binaries, credentials, flags, api_server: None, etcd };
+            Self { sandbox, binaries, api_server_binaries, credentials, flags, has_accounts, api_server: None, etcd };
         control_plane.start_api_server();
         control_plane.apply(agent_rights());
         control_plane
@@ -143,6 +154,11 @@ impl<'s> ControlPlane<'s> {
     /// Files of the API server's certificate and its key, which are also for `localhost`.
     pub fn serving_files(&self) -> [PathBuf; 2] {
         ["server.crt", "server.key"].map(|name| self.credentials.file(name))
+    }
+
+    /// File of the key that signs tokens of ServiceAccounts.
+    pub fn account_key_file(&self) -> PathBuf {
+        self.credentials.file("service-account.key")
     }
 
     /// File of the authority that signs client certificates.
@@ -366,8 +382,13 @@ impl ControlPlane<'_> {
         command.arg(format!("--service-cluster-ip-range={SERVICE_RANGES}"));
         command.arg("--service-account-issuer=https://kubernetes.default.svc");
         command.arg("--authorization-mode=Node,RBAC");
-        // Pods get no tokens here, since the controller that would create their accounts does not run.
-        command.arg("--disable-admission-plugins=ServiceAccount");
+        if self.has_accounts {
+            let [certificate, key] = self.credentials.client_files("kube-apiserver");
+            command.arg("--kubelet-client-certificate").arg(certificate).arg("--kubelet-client-key").arg(key);
+        } else {
+            // Pods get no tokens here, since the controller that would create their accounts does not run.
+            command.arg("--disable-admission-plugins=ServiceAccount");
+        }
         for (flag, name) in [
             ("--tls-cert-file", "server.crt"),
             ("--tls-private-key-file", "server.key"),

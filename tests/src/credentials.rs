@@ -10,8 +10,15 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, Extend
 use serde_json::json;
 
 /// Known users with their groups.
-const USERS: [(&str, &str); 5] =
-    [("admin", "system:masters"), ("cproxy", ""), ("cproxy-relay", ""), ("system:kube-proxy", ""), ("nobody", "")];
+const USERS: [(&str, &str); 7] = [
+    ("admin", "system:masters"),
+    ("cproxy", ""),
+    ("cproxy-relay", ""),
+    ("system:kube-controller-manager", ""),
+    ("system:kube-proxy", ""),
+    ("system:kube-scheduler", ""),
+    ("nobody", ""),
+];
 
 /// Directory of the credentials, and the authority of client certificates.
 pub(crate) struct Credentials {
@@ -88,6 +95,13 @@ impl Credentials {
             Ok(ClientIdentity { certificate: certificate.pem(), key: key.serialize_pem() })
         };
         make().unwrap_or_else(|error: rcgen::Error| panic!("cannot make a certificate: {error}"))
+    }
+
+    /// Files of a certificate for a client of this name, and of its key.
+    pub(crate) fn client_files(&self, user: &str) -> [PathBuf; 2] {
+        let identity = self.client(user, None, false);
+        [("crt", identity.certificate), ("key", identity.key)]
+            .map(|(extension, content)| self.write(&format!("client-{user}.{extension}"), &content))
     }
 
     /// Replaces the authority of the API server and its certificate. Clients of the harness trust only the new one.

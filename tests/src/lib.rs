@@ -19,6 +19,7 @@ pub mod echo;
 // It reads the registers of x86_64.
 #[cfg(target_arch = "x86_64")]
 pub mod faults;
+pub mod fleet;
 pub mod guest;
 pub mod http;
 pub mod manifest;

@@ -2,6 +2,7 @@
 //! gives the same bytes.
 
 pub(crate) mod cpio;
+mod fleet;
 pub(crate) mod oci;
 pub(crate) mod stamp;
 pub(crate) mod tar;
@@ -19,7 +20,7 @@ use clap::{Args, ValueEnum};
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
-pub(crate) use self::{stamp::Stamp, tree::Tree};
+pub(crate) use self::{fleet::fleet_images, stamp::Stamp, tree::Tree};
 use crate::{architecture::Architecture, binary, kernels, paths, run, setup};
 
 /// Path of the agent in a guest.

@@ -8,6 +8,7 @@ mod debian;
 mod demo;
 mod dist;
 mod docs;
+mod fleet;
 mod fuzz;
 mod image;
 mod kernels;
@@ -56,6 +57,9 @@ enum Verb {
     /// Starts guests with kernels of their own
     #[command(subcommand)]
     Vm(vm::GuestVerb),
+    /// Starts a cluster whose pods are microVMs
+    #[command(subcommand)]
+    Fleet(fleet::FleetVerb),
     /// Shows a ClusterIP at work on this machine (needs root)
     Demo(demo::DemoArguments),
     /// Runs all test suites and counts their tests (needs root)
@@ -91,6 +95,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Manual(arguments) => manual::run(&arguments)?,
         Verb::Docs(arguments) => docs::run(&arguments)?,
         Verb::Vm(verb) => return vm::run(&verb),
+        Verb::Fleet(verb) => fleet::run(&verb)?,
         Verb::Demo(arguments) => demo::run(&arguments)?,
         Verb::Test(arguments) => return test::run(&arguments),
         Verb::Lint => return lint::run(),

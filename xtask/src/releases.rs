@@ -1,6 +1,7 @@
 //! Releases of other projects that tests run against, built from their Go modules at the versions that the `go.mod`
-//! files below `tests/` pin: etcd and Kubernetes, Prometheus's promtool, and Helm. Real peers find mistakes that an
-//! imitation by the agent's authors would share with it. nfpm makes packages, by the `go.mod` in `images/packages`.
+//! files below `tests/` pin: etcd and Kubernetes, CoreDNS, Prometheus's promtool, and Helm. Real peers find mistakes
+//! that an imitation by the agent's authors would share with it. nfpm makes packages, by the `go.mod` in
+//! `images/packages`.
 
 use std::{
     fs,
@@ -23,9 +24,10 @@ pub(crate) struct Release {
     pub(crate) home: &'static str,
     /// The directory of its binaries in the cache.
     module: &'static str,
-    /// The Go module whose version counts, and has the commands in `cmd`.
+    /// The Go module whose version counts.
     source: &'static str,
-    commands: &'static [&'static str],
+    /// Packages of the programs.
+    packages: &'static [&'static str],
     /// Whether etcd is built, too.
     has_etcd: bool,
 }
@@ -37,7 +39,11 @@ pub(crate) const KUBERNETES: Release = Release {
     home: "tests/control-plane",
     module: "control-plane",
     source: "k8s.io/kubernetes",
-    commands: &["kube-apiserver", "kube-proxy", "kubectl"],
+    packages: &[
+        "k8s.io/kubernetes/cmd/kube-apiserver",
+        "k8s.io/kubernetes/cmd/kube-proxy",
+        "k8s.io/kubernetes/cmd/kubectl",
+    ],
     has_etcd: true,
 };
 
@@ -46,9 +52,31 @@ pub(crate) const OLDEST_KUBERNETES: Release = Release {
     variable: "CPROXY_CONTROL_PLANE_OLDEST",
     home: "tests/control-plane-1.30",
     module: "control-plane-1.30",
-    commands: &["kube-apiserver"],
+    packages: &["k8s.io/kubernetes/cmd/kube-apiserver"],
     has_etcd: false,
     ..KUBERNETES
+};
+
+/// The rest of a control plane, for Deployments.
+pub(crate) const CONTROLLERS: Release = Release {
+    name: "Kubernetes's controllers and scheduler",
+    variable: "CPROXY_CONTROLLERS",
+    home: "tests/controllers",
+    module: "controllers",
+    packages: &["k8s.io/kubernetes/cmd/kube-controller-manager", "k8s.io/kubernetes/cmd/kube-scheduler"],
+    has_etcd: false,
+    ..KUBERNETES
+};
+
+/// A cluster's nameserver.
+pub(crate) const COREDNS: Release = Release {
+    name: "CoreDNS",
+    variable: "CPROXY_COREDNS",
+    home: "tests/coredns",
+    module: "coredns",
+    source: "github.com/coredns/coredns",
+    packages: &["cproxy.dev/tests/coredns"],
+    has_etcd: false,
 };
 
 /// A Prometheus newer than Debian's, for long tests.
@@ -58,7 +86,7 @@ pub(crate) const PROMETHEUS: Release = Release {
     home: "tests/prometheus",
     module: "prometheus",
     source: "github.com/prometheus/prometheus",
-    commands: &["promtool"],
+    packages: &["github.com/prometheus/prometheus/cmd/promtool"],
     has_etcd: false,
 };
 
@@ -69,7 +97,7 @@ pub(crate) const HELM: Release = Release {
     home: "tests/helm",
     module: "helm",
     source: "helm.sh/helm/v3",
-    commands: &["helm"],
+    packages: &["helm.sh/helm/v3/cmd/helm"],
     has_etcd: false,
 };
 
@@ -80,7 +108,7 @@ pub(crate) const NFPM: Release = Release {
     home: "images/packages",
     module: "nfpm",
     source: "github.com/goreleaser/nfpm/v2",
-    commands: &["nfpm"],
+    packages: &["github.com/goreleaser/nfpm/v2/cmd/nfpm"],
     has_etcd: false,
 };
 
@@ -141,7 +169,9 @@ impl Release {
         let version = version_of(&module, self.source);
         let version = version.with_context(|| format!("{} names no {}", file.display(), self.source))?.to_owned();
         let parent = paths::cache()?.join(self.module);
-        let directory = parent.join(key(&version, &[&module, &read(&self.source().join("go.sum"))?]));
+        let mut inputs = vec![module, read(&self.source().join("go.sum"))?];
+        inputs.extend(own_sources(&self.source())?);
+        let directory = parent.join(key(&version, &inputs.iter().map(String::as_str).collect::<Vec<_>>()));
         Ok(Place { version, parent, directory })
     }
 
@@ -149,9 +179,8 @@ impl Release {
     fn build(&self, version: &str, directory: &Path) -> Result<()> {
         let temporary = directory.with_file_name(format!("{BUILDING}{}", process::id()));
         fs::create_dir_all(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
-        let packages = self.commands.iter().map(|command| format!("{}/cmd/{command}", self.source));
         let building = format!("building {}", self.name);
-        run::run_logged(self.go_build(version, &temporary.join("")).args(packages), &building)?;
+        run::run_logged(self.go_build(version, &temporary.join("")).args(self.packages), &building)?;
         if self.has_etcd {
             run::run_logged(self.go_build(version, &temporary.join("etcd")).arg(ETCD), "building etcd")?;
         }
@@ -171,6 +200,15 @@ impl Release {
 
 fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))
+}
+
+/// Go files of the pinning module itself, in the order of their names.
+fn own_sources(directory: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "go"));
+    files.sort();
+    files.iter().map(|file| read(file)).collect()
 }
 
 /// Name of a set of binaries, from everything that determines their content.

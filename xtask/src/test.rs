@@ -96,6 +96,8 @@ enum Requirement {
     /// Agents of older table layouts.
     OlderAgents,
     Guests,
+    /// The files of a fleet. The suite only runs with `--long`.
+    Fleet,
     Images,
     /// A release, and a system to install its packages in.
     Packages,
@@ -132,7 +134,7 @@ const INIT_SYSTEMS_VARIABLE: &str = "CPROXY_INIT_SYSTEMS";
 const CLUSTER_TESTS: &str = "the_control_plane_is_real";
 
 /// Suites that need no product of the background come first, those that need all products last.
-const SUITES: [Suite; 21] = [
+const SUITES: [Suite; 22] = [
     suite("unit", UNIT, &[], &[], None),
     suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
     suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
@@ -148,6 +150,7 @@ const SUITES: [Suite; 21] = [
     suite("diagnosis", &["diagnosis"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
     suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
     suite("packages", &["packages"], ALONE, PACKAGES, Some(SuiteGroup::Packages)),
+    suite("fleet", &["fleet"], ALONE, FLEET, Some(SuiteGroup::Guests)),
     suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
     suite("chaos", &["chaos"], ALONE, CHAOS, Some(SuiteGroup::Cluster)),
     suite("transcode", &["transcode"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
@@ -218,6 +221,15 @@ const PACKAGES: &[Requirement] = &[
 ];
 const GUESTS: &[Requirement] =
     &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
+const FLEET: &[Requirement] = &[
+    Requirement::Agent,
+    Requirement::Relay,
+    Requirement::Root,
+    Requirement::Cgroup2,
+    Requirement::ControlPlane,
+    Requirement::Guests,
+    Requirement::Fleet,
+];
 const CLUSTER: &[Requirement] =
     &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane];
 const CHAOS: &[Requirement] =
@@ -243,7 +255,7 @@ const MEASURED_CLUSTER: &[Requirement] =
 
 /// Builds the products that the suites need, runs the suites and prints a summary.
 pub(crate) fn run(arguments: &TestArguments) -> Result<ExitCode> {
-    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| !arguments.leave_out(suite.group)).collect();
+    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| !arguments.leave_out_suite(suite)).collect();
     let mut steps = steps(arguments);
     steps.next();
     let machine = setup::beside(&mut compile_ahead(), || Machine::set_up(arguments))?;
@@ -275,6 +287,11 @@ fn steps(arguments: &TestArguments) -> Steps {
 }
 
 impl TestArguments {
+    /// Whether a suite is left out, with its group or because all its tests are long.
+    fn leave_out_suite(&self, suite: &Suite) -> bool {
+        self.leave_out(suite.group) || (!self.long && suite.needs.contains(&Requirement::Fleet))
+    }
+
     fn leave_out(&self, group: Option<SuiteGroup>) -> bool {
         group.is_some_and(|group| self.without.contains(&group))
     }
@@ -318,6 +335,7 @@ fn wanted(arguments: &TestArguments, machine: &Machine) -> Wanted {
         is_with_older: [SuiteGroup::Live, SuiteGroup::Cluster, SuiteGroup::Packages]
             .iter()
             .any(|group| !arguments.leave_out(Some(*group))),
+        is_with_fleet: arguments.long && machine.guests.is_some(),
         is_with_fuzzer: !arguments.leave_out(Some(SuiteGroup::Fuzz)),
     }
 }
@@ -462,6 +480,10 @@ impl SuiteRunner<'_> {
             Requirement::Packages => {
                 let packages = self.products.packages().context("no release")?;
                 command.env(dist::VARIABLE, &packages.release).env(debian::VARIABLE, &packages.debian);
+            }
+            Requirement::Fleet => {
+                let kernel = self.products.guests().context("no guests")?.1.clone();
+                self.products.fleet().context("no fleet")?.set_variables(command, &kernel);
             }
             Requirement::Images => {
                 is_installed(&self.machine.images)?;

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Variables by which tests find the files of a guest.
-const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
+pub(crate) const KERNEL_VARIABLE: &str = "CPROXY_GUEST_KERNEL";
 const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
 const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
 const OCI_VARIABLE: &str = "CPROXY_OCI";

@@ -49,8 +49,7 @@ pub(crate) const RELAY_IMAGE: Program =
 
 /// Writes the layout in place of an earlier one, for this machine's architecture.
 pub(crate) fn write(dir: PathBuf, image: &Program, program: Vec<u8>, stamp: Stamp) -> Result<Written> {
-    clear(&dir)?;
-    let mut layout = Layout { dir, bytes: 0 };
+    let mut layout = Layout::create(dir)?;
     let mut manifest = layout.image(image, Architecture::of_host()?, program, stamp)?;
     name(&mut manifest);
     layout.finish(manifest)
@@ -63,8 +62,7 @@ pub(crate) fn write_for_all(
     programs: Vec<(Architecture, Vec<u8>)>,
     stamp: Stamp,
 ) -> Result<Written> {
-    clear(&dir)?;
-    let mut layout = Layout { dir, bytes: 0 };
+    let mut layout = Layout::create(dir)?;
     let mut manifests = Vec::new();
     for (architecture, program) in programs {
         manifests.push(layout.image(image, architecture, program, stamp)?);
@@ -106,12 +104,18 @@ fn clear(dir: &Path) -> Result<()> {
 }
 
 /// A layout on its way.
-struct Layout {
+pub(super) struct Layout {
     dir: PathBuf,
     bytes: u64,
 }
 
 impl Layout {
+    /// In place of an earlier one.
+    pub(super) fn create(dir: PathBuf) -> Result<Self> {
+        clear(&dir)?;
+        Ok(Self { dir, bytes: 0 })
+    }
+
     fn file(&mut self, name: &str, content: &[u8]) -> Result<()> {
         let path = self.dir.join(name);
         let made = path.parent().map_or(Ok(()), fs::create_dir_all);
@@ -146,20 +150,25 @@ impl Layout {
     /// Writes the files that make the directory a layout, with one entry.
     fn finish(mut self, entry: Value) -> Result<Written> {
         let digest = entry.get("digest").and_then(Value::as_str).unwrap_or_default().to_owned();
-        self.file("index.json", &text(&index(&[entry], None))?)?;
-        self.file(LAYOUT, &text(&json!({"imageLayoutVersion": "1.0.0"}))?)?;
+        self.list(&[entry])?;
         Ok(Written { path: self.dir, bytes: self.bytes, digest })
     }
 
+    /// Writes the files that make the directory a layout, with these entries.
+    pub(super) fn list(&mut self, entries: &[Value]) -> Result<()> {
+        self.file("index.json", &text(&index(entries, None))?)?;
+        self.file(LAYOUT, &text(&json!({"imageLayoutVersion": "1.0.0"}))?)
+    }
+
     /// Writes a content under its digest and returns its descriptor.
-    fn blob(&mut self, media_type: &str, content: &[u8]) -> Result<Value> {
+    pub(super) fn blob(&mut self, media_type: &str, content: &[u8]) -> Result<Value> {
         let digest = digest(content);
         self.file(&format!("blobs/{}", digest.replace(':', "/")), content)?;
         Ok(json!({"mediaType": media_type, "digest": digest, "size": content.len()}))
     }
 }
 
-fn text(value: &Value) -> Result<Vec<u8>> {
+pub(super) fn text(value: &Value) -> Result<Vec<u8>> {
     serde_json::to_vec(value).context("writing JSON")
 }
 

@@ -11,6 +11,7 @@ use anyhow::{Result, anyhow};
 use crate::{
     binary::{AGENT, Binary, Program, RELAY},
     debian, dist,
+    fleet::FleetFiles,
     fuzz::Fuzzer,
     older,
     releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS, Release},
@@ -37,6 +38,8 @@ pub(super) struct Wanted {
     pub(super) guests: Option<Built<()>>,
     /// A release and a system to install its packages in, or why they cannot be made here.
     pub(super) packages: Option<Built<()>>,
+    /// The files of a fleet.
+    pub(super) is_with_fleet: bool,
     pub(super) is_with_fuzzer: bool,
     pub(super) is_with_older: bool,
 }
@@ -56,6 +59,7 @@ struct Finished {
     promtool: Option<Built<PathBuf>>,
     guests: Option<Built<(vm::GuestFiles, PathBuf)>>,
     packages: Option<Built<Packages>>,
+    fleet: Option<Built<FleetFiles>>,
     fuzzer: Option<Built<Fuzzer>>,
     older: Option<Built<String>>,
 }
@@ -132,6 +136,11 @@ impl Products {
         self.wait_for(|finished| finished.packages.as_ref())
     }
 
+    /// The files of a fleet.
+    pub(super) fn fleet(&mut self) -> Result<&FleetFiles> {
+        self.wait_for(|finished| finished.fleet.as_ref())
+    }
+
     /// The fuzz targets.
     pub(super) fn fuzzer(&mut self) -> Result<&Fuzzer> {
         self.wait_for(|finished| finished.fuzzer.as_ref())
@@ -191,6 +200,7 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
         let programs = can_run.and_then(|()| Ok((programs.clone()?, relay.clone()?)));
         programs.and_then(|(agent, relay)| into_built(packages(&agent, &relay)))
     });
+    let both = programs.clone().and_then(|agent| Ok((agent, relay.clone()?)));
     send(Box::new(move |finished| (finished.relay, finished.relay_size) = (Some(relay), Some(size))));
     send(Box::new(|finished| finished.packages = packages));
     if let Some(can_run) = wanted.guests {
@@ -204,6 +214,10 @@ fn build(wanted: Wanted, sender: &Sender<Product>) {
     if wanted.is_with_oldest {
         let built = wanted.control_plane.unwrap_or(Ok(())).and_then(|()| release(&OLDEST_KUBERNETES));
         send(Box::new(|finished| finished.oldest = Some(built)));
+    }
+    if wanted.is_with_fleet {
+        let built = both.and_then(|(agent, relay)| into_built(FleetFiles::new(&agent.shipped, &relay.shipped)));
+        send(Box::new(|finished| finished.fleet = Some(built)));
     }
     if wanted.is_with_promtool {
         let built = release(&PROMETHEUS);

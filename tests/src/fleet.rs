@@ -1,0 +1,250 @@
+//! A cluster whose only node is the example of a virtual-kubelet provider (`images/virtual-kubelet`): each pod is a
+//! microVM with cproxy in it.
+
+mod clients;
+mod pods;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+pub use self::{
+    clients::Clients,
+    pods::{Pod, Selector},
+};
+use crate::{
+    control_plane::{ADDRESS, ControlPlane, role_binding},
+    guest::{INITRAMFS_VARIABLE, KERNEL_VARIABLE, path_from_env},
+    process::{Daemon, Signal, eventually},
+    relay_server::{RelayServer, RunningRelay},
+    sandbox::{Placement, Sandbox},
+    usage,
+};
+
+/// Variables with the example's program, the layout with the pods' images, and the directory of the controllers.
+const PROVIDER_VARIABLE: &str = "CPROXY_FLEET_PROVIDER";
+const IMAGES_VARIABLE: &str = "CPROXY_FLEET_IMAGES";
+const CONTROLLERS_VARIABLE: &str = "CPROXY_CONTROLLERS";
+const VERB: &str = "cargo xtask fleet demo";
+
+/// Objects of the example.
+const PROVIDER_RIGHTS: &str = include_str!("../../images/virtual-kubelet/rbac.yaml");
+const RELAY_RIGHTS: &str = include_str!("../../images/kubernetes/overlays/relay/rbac.yaml");
+/// The cluster's nameserver.
+pub const NAMESERVER: &str = include_str!("../../images/virtual-kubelet/demo/coredns.yaml");
+/// A Deployment with a Service.
+pub const WEB: &str = include_str!("../../images/virtual-kubelet/demo/web.yaml");
+/// A pod that asks the Service.
+const CLIENT: &str = include_str!("../../images/virtual-kubelet/demo/client.yaml");
+/// cproxy's account, and the provider's right to its tokens.
+const BAKED_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../images/kubernetes/overlays/baked-in");
+
+/// Name of the Node.
+pub const NODE: &str = "virtual-kubelet";
+/// The bridge with the VMs' network cards, and its address with the range of the pods.
+const BRIDGE: &str = "pods";
+const POD_NETWORK: &str = "10.244.1.1/24";
+/// Port of the relay.
+const RELAY_PORT: u16 = 7443;
+
+/// Limit on every wait, longer than any takes: the processors are emulated.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A cluster that runs until it is dropped; its VMs end first.
+pub struct Fleet<'s> {
+    provider: Daemon,
+    relay: Option<RunningRelay>,
+    _controllers: [Daemon; 2],
+    /// The control plane.
+    pub control_plane: ControlPlane<'s>,
+    sandbox: &'s Sandbox,
+}
+
+impl<'s> Fleet<'s> {
+    /// Starts the control plane and the provider, and waits until the Node is ready.
+    ///
+    /// # Panics
+    /// As [`ControlPlane::start`], or when the provider does not start.
+    pub fn start(sandbox: &'s Sandbox) -> Self {
+        let control_plane = ControlPlane::start_for_pods(sandbox);
+        let controllers = start_controllers(sandbox, &control_plane);
+        sandbox.ip(&format!(
+            "link add {BRIDGE} type bridge\naddress add {POD_NETWORK} dev {BRIDGE}\nlink set {BRIDGE} up\n"
+        ));
+        control_plane.kubectl(&["apply", "-f", "-"], PROVIDER_RIGHTS);
+        control_plane.kubectl(&["apply", "-k", BAKED_IN], "");
+        let provider = start_provider(sandbox, &control_plane);
+        let fleet = Self { provider, relay: None, _controllers: controllers, control_plane, sandbox };
+        fleet.wait_for_node();
+        fleet
+    }
+
+    fn wait_for_node(&self) {
+        eventually(PATIENCE, "the node is ready and the default ServiceAccount exists", || {
+            let wait = ["wait", "--for=condition=Ready", "--timeout=1s", "node", NODE];
+            let account = ["get", "serviceaccount", "default"];
+            for command in [&wait[..], &account[..]] {
+                let output = self.control_plane.try_kubectl("admin", command, "");
+                if output.code != 0 {
+                    return Err(format!("{}; {}", output.stderr, self.provider.tail()));
+                }
+            }
+            Ok(())
+        });
+    }
+
+    /// Creates or changes objects.
+    pub fn apply(&self, manifest: &str) {
+        self.control_plane.kubectl(&["apply", "-f", "-"], manifest);
+    }
+
+    /// Runs kubectl with all rights.
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        self.control_plane.kubectl(args, "")
+    }
+
+    /// Starts the relay, which VMs reach at [`Fleet::relay_url`], or an earlier one stays.
+    ///
+    /// # Panics
+    /// When the relay does not become ready.
+    pub fn start_relay(&mut self) {
+        self.control_plane.kubectl(&["apply", "--namespace=kube-system", "-f", "-"], RELAY_RIGHTS);
+        self.control_plane.apply([role_binding("cproxy-relay", "cproxy-relay")]);
+        let [certificate, key] = self.control_plane.serving_files();
+        let relay = RelayServer::new(self.sandbox)
+            .kubeconfig(self.control_plane.kubeconfig_for("cproxy-relay"))
+            .listen(format!("{ADDRESS}:{RELAY_PORT}"))
+            .arg("--tls-cert-file")
+            .arg(certificate)
+            .arg("--tls-private-key-file")
+            .arg(key);
+        self.relay = Some(relay.start());
+    }
+
+    /// Address of the relay.
+    pub fn relay_url() -> String {
+        format!("https://{ADDRESS}:{RELAY_PORT}")
+    }
+
+    /// Number of watches that the relay serves.
+    ///
+    /// # Panics
+    /// Without a relay.
+    pub fn relay_watches(&self) -> f64 {
+        let relay = self.relay.as_ref().expect("no relay was started");
+        relay.metric(r#"cproxy_relay_watches{resource="services"}"#)
+    }
+
+    /// CPU time of the API server so far.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn api_server_cpu(&self) -> Duration {
+        usage::cpu_time(self.control_plane.api_server_pid().expect("the API server runs"))
+    }
+
+    /// The manifest of a client with this name, and perhaps annotations.
+    pub fn client(name: &str, annotations: &Value) -> String {
+        let named = format!("metadata: {{name: {name}, labels: {{app: client}}, annotations: {annotations}}}");
+        CLIENT.replace("metadata: {name: client, labels: {app: client}}", &named)
+    }
+
+    /// Directory of a pod's VM.
+    fn machine_directory(&self, pod: &Pod) -> PathBuf {
+        machines(self.sandbox).join(&pod.uid)
+    }
+
+    /// Kills the VM of a pod, as when its host fails.
+    ///
+    /// # Panics
+    /// When it has none.
+    pub fn kill_machine(&self, pod: &Pod) {
+        let directory = self.machine_directory(pod).display().to_string();
+        let process = qemus().find(|(_, command)| command.contains(&directory));
+        let (process, _) = process.unwrap_or_else(|| panic!("{} has no VM", pod.name));
+        rustix::process::kill_process(process, Signal::KILL).expect("cannot kill a VM");
+    }
+
+    /// The provider's log, with the VMs' consoles in it.
+    pub fn provider_log(&self) -> String {
+        self.provider.log()
+    }
+}
+
+/// Processes of QEMU with their command lines.
+fn qemus() -> impl Iterator<Item = (rustix::process::Pid, String)> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|process| {
+        let number = process.file_name().to_str()?.parse().ok()?;
+        let command = fs::read_to_string(process.path().join("cmdline")).ok()?;
+        command.starts_with("qemu-system").then_some((rustix::process::Pid::from_raw(number)?, command))
+    })
+}
+
+fn machines(sandbox: &Sandbox) -> PathBuf {
+    sandbox.dir().join("vms")
+}
+
+fn start_controllers(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> [Daemon; 2] {
+    ["kube-controller-manager", "kube-scheduler"].map(|name| {
+        let mut command = Command::new(path_from_env(CONTROLLERS_VARIABLE, VERB).join(name));
+        command.arg("--kubeconfig").arg(control_plane.kubeconfig_for(&format!("system:{name}")));
+        command.args(["--leader-elect=false", "--bind-address=127.0.0.1"]);
+        if name == "kube-controller-manager" {
+            // Each controller with its own account, which Kubernetes grants its rights.
+            command.arg("--use-service-account-credentials");
+            command.arg("--service-account-private-key-file").arg(control_plane.account_key_file());
+            command.arg("--root-ca-file").arg(control_plane.ca_file());
+        }
+        Daemon::spawn(sandbox, name, Placement::Unhooked, command)
+    })
+}
+
+fn start_provider(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> Daemon {
+    let kernel = path_from_env(KERNEL_VARIABLE, VERB);
+    let [certificate, key] = control_plane.serving_files();
+    let mut command = Command::new(path_from_env(PROVIDER_VARIABLE, VERB));
+    command.args(["--node-name", NODE, "--node-address", &ADDRESS.to_string()]);
+    command.arg("--kubeconfig").arg(provider_kubeconfig(sandbox, control_plane));
+    command.arg("--tls-cert-file").arg(certificate).arg("--tls-private-key-file").arg(key);
+    command.arg("--client-ca-file").arg(control_plane.client_ca_file());
+    command.arg("--images").arg(path_from_env(IMAGES_VARIABLE, VERB));
+    command.arg("--directory").arg(machines(sandbox)).args(["--bridge", BRIDGE, "--pod-network", POD_NETWORK]);
+    command.arg("--apiserver").arg(control_plane.server_url());
+    command.arg("--initramfs").arg(path_from_env(INITRAMFS_VARIABLE, VERB));
+    command.arg("--kernel").arg(kernel.join("kernel")).args(machine_of(&kernel));
+    Daemon::spawn(sandbox, "virtual-kubelet", Placement::Unhooked, command)
+}
+
+/// Flags for a kernel: one with modules has the drivers of a machine with PCI.
+fn machine_of(kernel: &Path) -> Vec<String> {
+    let modules = kernel.join("modules");
+    if !modules.is_dir() {
+        return vec!["--machine=microvm".to_owned()];
+    }
+    vec!["--machine=q35".to_owned(), format!("--modules={}", modules.display())]
+}
+
+/// The provider's own identity.
+fn provider_kubeconfig(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> PathBuf {
+    let token = ["create", "token", "virtual-kubelet", "--namespace=kube-system", "--duration=24h"];
+    let token = control_plane.kubectl(&token, "");
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "provider",
+        "clusters": [{"name": "it", "cluster": {
+            "server": control_plane.server_url(), "certificate-authority": control_plane.ca_file(),
+        }}],
+        "users": [{"name": "provider", "user": {"token": token.trim()}}],
+        "contexts": [{"name": "provider", "context": {"cluster": "it", "user": "provider"}}],
+    });
+    let path = sandbox.dir().join("provider.kubeconfig");
+    fs::write(&path, config.to_string()).expect("cannot write a file in the sandbox");
+    path
+}

@@ -1,0 +1,68 @@
+//! The example of a virtual-kubelet provider with the real controllers: pods in microVMs of their own.
+
+mod long {
+    use std::{collections::BTreeSet, time::Instant};
+
+    use cproxy_tests::{
+        fleet::{Clients, Fleet, NAMESERVER, PATIENCE, Selector, WEB},
+        process::eventually,
+        sandbox::Sandbox,
+    };
+    use serde_json::json;
+
+    #[test]
+    fn pods_in_vms_reach_each_other_by_name_and_leave_a_dead_one() {
+        let sandbox = Sandbox::for_test();
+        let fleet = Fleet::start(&sandbox);
+        fleet.apply(NAMESERVER);
+        fleet.apply(WEB);
+        fleet.wait_ready(Selector::NAMESERVER, 1);
+        let (pods, _) = fleet.wait_ready(Selector::WEB, 2);
+        let clients = Clients::start(&fleet, 1);
+        let wanted: BTreeSet<_> = pods.iter().map(|pod| pod.name.clone()).collect();
+        eventually(PATIENCE, "both pods have answered", || {
+            let answered = clients.answered();
+            if answered == wanted { Ok(()) } else { Err(format!("{answered:?}")) }
+        });
+
+        let victim = pods.first().expect("two pods");
+        let (failed, start) = (clients.failures(), Instant::now());
+        fleet.kill_machine(victim);
+        let dead = fleet.wait_pod(Selector::WEB, &victim.name, |pod| pod.phase == "Failed");
+        assert_eq!(dead.reason, "VMDied");
+        let (last, failed) = clients.last_failure_since(start, failed);
+        println!("{failed} requests have failed; the last client had left after {last:?}");
+        fleet.wait_ready(Selector::WEB, 2);
+        clients.wait_for_each("answer ");
+
+        let restored = "client-1";
+        fleet.kubectl(&["annotate", "pod", restored, "vm.cproxy.dev/power=saved"]);
+        fleet.wait_pod(Selector::CLIENTS, restored, |pod| !pod.is_ready);
+        eventually(PATIENCE, "the VM is saved", || {
+            let events = fleet.kubectl(&["get", "events", "--field-selector=reason=Saved"]);
+            if events.contains(restored) { Ok(()) } else { Err(events) }
+        });
+        fleet.kubectl(&["annotate", "pod", restored, "vm.cproxy.dev/power-"]);
+        fleet.wait_pod(Selector::CLIENTS, restored, |pod| pod.is_ready);
+        clients.wait_for_each("answer ");
+    }
+
+    #[test]
+    fn a_pod_without_an_image_and_one_without_cproxy_say_so() {
+        let sandbox = Sandbox::for_test();
+        let fleet = Fleet::start(&sandbox);
+        let bad = Fleet::client("bad-image", &json!({})).replace("fleet.cproxy.dev/busybox", "nothing:1");
+        fleet.apply(&bad);
+        fleet.apply(&Fleet::client("without", &json!({"cproxy.dev/enabled": "false"})));
+        let pod = fleet.wait_pod(Selector::CLIENTS, "bad-image", |pod| pod.reason.contains("Image"));
+        assert!(pod.message.contains("\"nothing:1\" is not in the layout"), "{pod:?}");
+        let described = fleet.kubectl(&["describe", "pod", "bad-image"]);
+        assert!(described.contains("ErrImagePull"), "{described}");
+
+        fleet.wait_pod(Selector::CLIENTS, "without", |pod| pod.is_ready);
+        let log = fleet.provider_log();
+        assert!(log.contains("cproxy is disabled on this machine"), "{log}");
+        fleet.kubectl(&["delete", "pods", "--all"]);
+        fleet.wait_gone(Selector::CLIENTS);
+    }
+}
