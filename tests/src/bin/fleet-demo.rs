@@ -257,8 +257,9 @@ impl<'s> Demo<'s> {
     }
 }
 
+#[expect(clippy::expect_used, reason = "the pods were waited for")]
 fn first(pods: &[Pod]) -> &Pod {
-    pods.first().expect("as many pods as were waited for")
+    pods.first().expect("there is no pod")
 }
 
 fn names(pods: &[Pod]) -> String {

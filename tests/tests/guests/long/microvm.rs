@@ -37,7 +37,7 @@ echo \"workload: web is $(wget -qO- http://10.96.0.20/)\"
 ";
 
 fn path_of(variable: &str) -> PathBuf {
-    std::env::var_os(variable).map(PathBuf::from).unwrap_or_else(|| panic!("{variable}: run `cargo xtask vm test`"))
+    std::env::var_os(variable).map(PathBuf::from).expect("a variable is missing: run `cargo xtask vm test`")
 }
 
 fn shell(directory: &Path, script: &str, arguments: &[&Path]) {
