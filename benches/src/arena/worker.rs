@@ -48,13 +48,13 @@ pub struct Took {
 /// Numbers of requests by what became of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// With a whole answer.
+    /// Requests with a whole answer.
     pub answered: u32,
-    /// Whose connection was refused.
+    /// Requests with a refused connection.
     pub refused: u32,
-    /// Without a connection or an answer in time.
+    /// Requests without a connection or an answer in time.
     pub late: u32,
-    /// That failed in another way, such as a connection that was reset.
+    /// Requests that failed in another way, such as by a reset.
     pub broken: u32,
 }
 

@@ -57,8 +57,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let chart = ("short", "redis cluster, requests per second on short connections");
     contest::add_with_overview(&mut report, title, chart, 0, &short);
     report.notes.push(format!(
-        "Three shards without replicas, each with a Service; redis-benchmark --cluster -t get -c {}, -n {all} with -k 1 \
-         and -n {few} with -k 0, with a thread for each shard; {rounds}. Each shard announces its ClusterIP. The \
+        "Three shards without replicas, each with a Service; redis-benchmark --cluster -t get -c {}, -n {all} with -k \
+         1 and -n {few} with -k 0, with a thread for each shard; {rounds}. Each shard announces its ClusterIP. The \
          servers' namespace has these addresses, too, by which the shards reach each other and the direct connection \
          reaches them; before each measurement, every other peer must arrive at each shard's own address.",
         redis::CLIENTS

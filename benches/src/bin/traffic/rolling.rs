@@ -146,7 +146,10 @@ fn add(report: &mut Report, services: u32, ending: &str, loads: &[(Peer, Load)])
             row("broken off", |load| load.broken),
         ],
     });
-    let json = |load: &Load| json!({"answered": load.answered, "refused": load.refused, "late": load.late, "broken": load.broken});
+    let json = |load: &Load| {
+        let Load { answered, refused, late, broken } = load;
+        json!({"answered": answered, "refused": refused, "late": late, "broken": broken})
+    };
     let samples: Map<_, Value> = loads.iter().map(|(peer, load)| (peer.to_string(), json(load))).collect();
     report.add_samples(&format!("{services}, {ending}"), samples.into());
 }
