@@ -1,6 +1,9 @@
 //! Commands of a program in a Markdown text, in code blocks and between backticks.
 
-use clap::{Command, error::ErrorKind};
+use clap::{
+    Command,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 
 use crate::blocks::{Block, blocks};
 
@@ -123,10 +126,15 @@ pub fn breach(definition: &Command, arguments: &[String]) -> Option<String> {
     let has_placeholder = arguments.iter().any(|argument| is_placeholder(argument));
     match error.kind() {
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {}
-        ErrorKind::ValueValidation | ErrorKind::InvalidValue if !has_placeholder => {}
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue if !has_placeholder && !lacks_value(&error) => {}
         _ => return None,
     }
     Some(error.to_string().lines().next().unwrap_or_default().to_owned())
+}
+
+/// Whether an option has no value, as in a text that only names the option.
+fn lacks_value(error: &clap::Error) -> bool {
+    matches!(error.get(ContextKind::InvalidValue), Some(ContextValue::String(value)) if value.is_empty())
 }
 
 /// Whether a word stands for a value: it is in capitals, or a part of it is.
@@ -168,8 +176,16 @@ mod tests {
         let quiet = Arg::new("quiet").short('q').action(ArgAction::SetTrue);
         let tool = Command::new("tool").subcommand(run).arg(quiet);
         let breach = |line: &str| breach(&tool, &line.split(' ').map(str::to_owned).collect::<Vec<_>>());
-        for good in ["run", "run --level low FILE", "run --level LEVEL x", "-q", "run [--other]", "VERB --x", "run ..."]
-        {
+        for good in [
+            "run",
+            "run --level",
+            "run --level low FILE",
+            "run --level LEVEL x",
+            "-q",
+            "run [--other]",
+            "VERB --x",
+            "run ...",
+        ] {
             assert_eq!(breach(good), None, "{good}");
         }
         for bad in ["walk", "run --leval low x", "run --level middle x"] {

@@ -9,8 +9,8 @@ use std::{
 
 use cproxy_documents::{breach, commands};
 
-/// Directories without documents of ours.
-const SKIPPED: [&str; 2] = ["target", ".git"];
+/// Directories without documents of ours, and decisions, which also name commands that were not made.
+const SKIPPED: [&str; 3] = ["target", ".git", "docs/decisions"];
 
 fn documents(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
