@@ -2,7 +2,7 @@
 //! distribution.
 //!
 //! Cargo's own output keeps its symbol table, because `size` reads from it what each dependency costs; the stripped
-//! copy is what tests, demo and benchmarks run. It names the file with its debug information, which lies beside it. The
+//! copy is what tests, demo and benchmarks run. It names the file with its symbols, which lies beside it. The
 //! same commit and toolchain give the same bytes, in whatever directory they are built.
 
 use std::{
@@ -60,7 +60,7 @@ pub(crate) struct Binary {
     pub(crate) shipped: PathBuf,
     /// The same with its symbol table.
     pub(crate) with_symbols: PathBuf,
-    /// Its symbols and line numbers, for debuggers and profilers.
+    /// Its symbols, for debuggers and profilers.
     pub(crate) debug: PathBuf,
 }
 
@@ -133,7 +133,6 @@ impl Program {
         command
             .args(["rustc", "--profile", self.profile, "--package", self.name, "--bin", self.name, "--target", &triple])
             .args(["--config", &format!("profile.{}.strip='none'", self.profile)])
-            .args(["--config", &format!("profile.{}.debug='line-tables-only'", self.profile)])
             .env("CARGO_ENCODED_RUSTFLAGS", flags().join("\u{1f}"))
             .env(format!("CFLAGS_{}", triple.replace('-', "_")), c_flags().join(" "));
         command
@@ -168,7 +167,7 @@ impl Binary {
     }
 }
 
-/// For all crates: a static file, without this machine's paths in its messages and in its debug information.
+/// For all crates: a static file, without this machine's paths in its messages and symbols.
 fn flags() -> Vec<String> {
     let remapped = remapped().into_iter().map(|(from, to)| format!("--remap-path-prefix={from}={to}"));
     ["-Ctarget-feature=+crt-static".to_owned()].into_iter().chain(remapped).collect()
@@ -203,7 +202,8 @@ fn is_newer(file: &Path, than: &Path) -> bool {
     modified(file) > modified(than)
 }
 
-/// Splits a program into the file that is shipped and its debug information, which that names.
+/// Splits a program into the file that is shipped and its symbols, whose file that names. With line numbers, too, the
+/// compiler makes another program, which is 20 KiB longer.
 fn split(target: Architecture, from: &Path, shipped: &Path, debug: &Path) -> Result<()> {
     let directory = shipped.parent().context("the shipped binary has no directory")?;
     fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
