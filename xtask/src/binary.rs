@@ -38,11 +38,20 @@ pub(crate) struct Program {
     pub(crate) variable: &'static str,
     /// Limit of the shipped file.
     pub(crate) limit_bytes: u64,
+    /// Arguments of the compiler for the whole program (docs/decisions/016).
+    whole_program: &'static [&'static str],
 }
 
 /// The agent.
-pub(crate) const AGENT: Program =
-    Program { name: "cproxy", title: "the agent", profile: "release", variable: "CPROXY_BIN", limit_bytes: 6 << 20 };
+pub(crate) const AGENT: Program = Program {
+    name: "cproxy",
+    title: "the agent",
+    profile: "release",
+    variable: "CPROXY_BIN",
+    limit_bytes: 6 << 20,
+    // aarch64 has it without being asked.
+    whole_program: &["-Cllvm-args=-enable-machine-outliner"],
+};
 
 /// The relay. It runs on servers, so that its limit is generous.
 pub(crate) const RELAY: Program = Program {
@@ -51,6 +60,7 @@ pub(crate) const RELAY: Program = Program {
     profile: "relay",
     variable: "CPROXY_RELAY_BIN",
     limit_bytes: 12 << 20,
+    whole_program: &[],
 };
 
 /// Files of a program.
@@ -140,7 +150,7 @@ impl Program {
 
     fn link(&self, target: Architecture) -> Command {
         let mut command = self.compile(target);
-        command.arg("--").args(link_arguments(target));
+        command.arg("--").args(link_arguments(target)).args(self.whole_program);
         command
     }
 
