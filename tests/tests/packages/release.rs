@@ -241,7 +241,15 @@ fn an_alpine_package_has_its_parts() {
     let package = release_file(&format!("cproxy-{}-r1.", version()), ".apk");
     // Three archives, one behind the other, of which the last one alone ends as an archive does.
     let list = output("sh", &["-c", "tar -tzf \"$1\" --ignore-zeros", "sh", text(&package)]);
-    for file in [".PKGINFO", ".pre-deinstall", "usr/bin/cproxy", "etc/init.d/cproxy", "etc/init.d/cproxy-wait"] {
+    for file in [
+        ".PKGINFO",
+        ".post-install",
+        ".post-upgrade",
+        ".pre-deinstall",
+        "usr/bin/cproxy",
+        "etc/init.d/cproxy",
+        "etc/init.d/cproxy-wait",
+    ] {
         assert!(list.lines().any(|line| line == file), "{file}: {list}");
     }
     let about = output("sh", &["-c", "tar -xzOf \"$1\" --ignore-zeros .PKGINFO", "sh", text(&package)]);

@@ -1,11 +1,22 @@
 //! Packages for Debian, Fedora and Alpine, which nfpm writes from the descriptions in `images/packages`.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Command,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use anyhow::{Context as _, Result};
 
 use super::{Build, Release, files, version};
-use crate::{architecture::Architecture, image::Tree, paths, releases::NFPM, run};
+use crate::{
+    architecture::Architecture,
+    image::{Stamp, Tree},
+    paths,
+    releases::NFPM,
+    run,
+};
 
 /// Ends of the names of packages.
 pub(super) const KINDS: [&str; 3] = ["deb", "rpm", "apk"];
@@ -56,6 +67,7 @@ pub(super) fn add(release: &Release, build: &Build, manual: &Path) -> Result<()>
         }
         files::installed(released, manual)?.write(&stage.join("root"))?;
         scripts.write(&stage.join("scripts"))?;
+        set_times(&stage.join("scripts"), release.stamp)?;
         for format in Format::ALL {
             let file = release.unfinished.join(format.file(program, release.revision, build.target));
             let mut command = Command::new(&nfpm);
@@ -66,6 +78,17 @@ pub(super) fn add(release: &Release, build: &Build, manual: &Path) -> Result<()>
             command.env("SOURCE_DATE_EPOCH", release.stamp.seconds().to_string());
             run::run(run::to_stderr(&mut command)?).with_context(|| format!("writing {}", file.display()))?;
         }
+    }
+    Ok(())
+}
+
+/// Gives all files of a directory the time of the release: an Alpine package has the times of its scripts.
+fn set_times(directory: &Path, stamp: Stamp) -> Result<()> {
+    let time = UNIX_EPOCH + Duration::from_secs(u64::from(stamp.seconds()));
+    for entry in fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))? {
+        let path = entry.context("reading a directory entry")?.path();
+        let set = File::options().write(true).open(&path).and_then(|file| file.set_modified(time));
+        set.with_context(|| format!("setting the time of {}", path.display()))?;
     }
     Ok(())
 }
