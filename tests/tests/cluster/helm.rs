@@ -104,7 +104,7 @@ fn string(value: &Value) -> &str {
 /// Objects without what only one of the two tools adds.
 fn comparable(objects: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     let strip = |(name, mut object): (String, Value)| {
-        if let Some(labels) = object["metadata"]["labels"].as_object_mut() {
+        if let Some(labels) = object.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
             OWN_LABELS.iter().for_each(|label| drop(labels.remove(*label)));
             if labels.is_empty() {
                 object["metadata"].as_object_mut().unwrap().remove("labels");
