@@ -106,9 +106,9 @@ impl<'s> Machine<'s> {
         PathBuf::from(format!("/proc/{}/root", self.init)).join(inside.trim_start_matches('/'))
     }
 
-    /// Copies a file to /root and returns its path there.
+    /// Copies a file into the machine and returns its path there.
     pub(crate) fn bring(&self, file: &Path) -> String {
-        let inside = format!("/root/{}", file.file_name().unwrap().to_str().unwrap());
+        let inside = format!("/var/tmp/{}", file.file_name().unwrap().to_str().unwrap());
         fs::copy(file, self.path(&inside)).unwrap();
         inside
     }

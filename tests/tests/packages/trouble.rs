@@ -69,7 +69,7 @@ fn a_package_is_installed_and_removed_where_no_system_runs() {
     let machine = Machine::boot(&sandbox);
     let package = machine.bring(&agent_package());
     machine.does(&format!(
-        "mkdir /image && cp -a /bin /etc /lib* /sbin /usr /var /root /image && ls {package}\n\
+        "mkdir /image && cp -a /bin /etc /lib* /sbin /usr /var /image && ls {package}\n\
          mkdir /image/dev /image/tmp && mknod -m 666 /image/dev/null c 1 3"
     ));
     let inside = |script: &str| machine.does(&format!("chroot /image sh -c '{script}'"));
