@@ -72,6 +72,15 @@ fn lines<'t>(log: &'t str, start: &str) -> Vec<&'t str> {
     log.lines().filter_map(|line| line.strip_prefix(start)).collect()
 }
 
+/// Asserts what all of them do: the workload comes after Services work, a killed agent comes back, a reload reaches it,
+/// a restart is ready again, and a stop leaves the table.
+fn assert_life(log: &str) {
+    assert_eq!(lines(log, "workload: "), ["with Services"], "{log}");
+    let expected = ["it is back", "settings were read again", "ready after a restart", "stopped"];
+    assert_eq!(lines(log, "check: "), expected, "{log}");
+    assert!(log.contains("10.244.0.1:8080"), "the table is gone:\n{log}");
+}
+
 #[test]
 fn openrc_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let sandbox = Sandbox::for_test();
@@ -95,15 +104,12 @@ fn openrc_supervises_the_agent_and_starts_a_workload_when_services_work() {
          cproxy get services\ncproxy cleanup\n"
     );
     let log = run(&sandbox, &root, ON, &script);
-    assert_eq!(lines(&log, "workload: "), ["with Services"], "{log}");
+    assert_life(&log);
     assert_eq!(
         lines(&log, "rc-service cproxy "),
         ["status: 0", "status: 0", "reload: 0", "restart: 0", "stop: 0", "status: 3"],
         "{log}"
     );
-    let expected = ["it is back", "settings were read again", "ready after a restart", "stopped"];
-    assert_eq!(lines(&log, "check: "), expected, "{log}");
-    assert!(log.contains("10.244.0.1:8080"), "the table is gone:\n{log}");
 
     let script = format!(
         "{{\n{start}}} 2>&1\nhas_gone && echo 'check: none runs'\n\
@@ -142,12 +148,9 @@ fn runit_supervises_the_agent_and_starts_a_workload_when_services_work() {
          cproxy get services\ncproxy cleanup\n"
     );
     let log = run(&sandbox, &root, ON, &script);
-    assert_eq!(lines(&log, "workload: "), ["with Services"], "{log}");
+    assert_life(&log);
     let codes: Vec<_> = log.lines().filter(|line| line.starts_with("sv ") && line.ends_with(": 0")).collect();
     assert_eq!(codes.len(), 6, "{log}");
-    let expected = ["it is back", "settings were read again", "ready after a restart", "stopped"];
-    assert_eq!(lines(&log, "check: "), expected, "{log}");
-    assert!(log.contains("10.244.0.1:8080"), "the table is gone:\n{log}");
 
     let script = format!(
         "{start}\
@@ -184,12 +187,9 @@ fn s6_supervises_the_agent_and_starts_a_workload_when_services_work() {
          cproxy get services\ncproxy cleanup\n"
     );
     let log = run(&sandbox, &root, ON, &script);
-    assert_eq!(lines(&log, "workload: "), ["with Services"], "{log}");
+    assert_life(&log);
     let codes: Vec<_> = log.lines().filter(|line| line.starts_with("s6-") && line.ends_with(": 0")).collect();
     assert_eq!(codes.len(), 6, "{log}");
-    let expected = ["it is back", "settings were read again", "ready after a restart", "stopped"];
-    assert_eq!(lines(&log, "check: "), expected, "{log}");
-    assert!(log.contains("10.244.0.1:8080"), "the table is gone:\n{log}");
 
     let script = format!(
         "{start}\

@@ -13,6 +13,14 @@ fn configure(machine: &Machine<'_>) {
     machine.does(&format!("echo 'manifests = /etc/cproxy/manifests' >>{SETTINGS}"));
 }
 
+/// Installs the agent's package, configures it and starts the agent.
+fn install_and_start(machine: &Machine<'_>) {
+    let package = machine.bring(&agent_package());
+    machine.does(&format!("dpkg --install {package}"));
+    configure(machine);
+    machine.start();
+}
+
 #[test]
 fn a_package_is_installed_and_its_agent_starts_when_it_is_told() {
     let sandbox = Sandbox::for_test();
@@ -49,10 +57,7 @@ fn an_upgrade_keeps_table_settings_and_the_state_of_the_service() {
     let sandbox = Sandbox::for_test();
     let machine = Machine::boot(&sandbox);
     let _server = machine.with_service();
-    let package = machine.bring(&agent_package());
-    machine.does(&format!("dpkg --install {package}"));
-    configure(&machine);
-    machine.start();
+    install_and_start(&machine);
     let pid = machine.does("systemctl show --property MainPID --value cproxy");
 
     // The package has another file of settings, too, and the administrator is not there to choose.
@@ -82,10 +87,7 @@ fn a_removal_takes_the_table_away_and_leaves_what_the_administrator_made() {
     let sandbox = Sandbox::for_test();
     let machine = Machine::boot(&sandbox);
     let _server = machine.with_service();
-    let package = machine.bring(&agent_package());
-    machine.does(&format!("dpkg --install {package}"));
-    configure(&machine);
-    machine.start();
+    install_and_start(&machine);
     machine.does("systemctl enable cproxy-wait");
     machine.assert_served();
 
