@@ -6,8 +6,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     net::{SocketAddr, TcpStream, UdpSocket},
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::thread::JoinHandleExt,
+    },
     process::Command,
+    thread,
 };
 
 use aya::maps::{Array, MapData};
@@ -18,6 +22,10 @@ use cproxy_tests::{
     process::{self, Agent, Daemon, cproxy, eventually},
     sandbox::{Placement, Sandbox},
     world::{Form, PORT, SYNC, TCP, WEB, World, pod, pod_name, rows, serve_pods, start_agent, web, web_with},
+};
+use nix::sys::{
+    pthread::pthread_kill,
+    signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use serde_json::Value;
@@ -402,6 +410,25 @@ fn every_program_stays_within_its_instruction_budget() {
         log.split(" instructions verified").filter_map(|text| text.rsplit_once('(')?.1.parse().ok()).collect();
     assert_eq!(counts.len(), Program::ALL.len(), "one for each program: {log}");
     assert!(counts.iter().all(|&count| count > 0 && count <= BUDGET), "{counts:?}");
+}
+
+/// The kernel's verifier gives up when a signal is pending.
+#[test]
+fn signals_do_not_keep_programs_from_being_loaded() {
+    extern "C" fn ignore(_: i32) {}
+    let handler = SigAction::new(SigHandler::Handler(ignore), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler does nothing.
+    unsafe { sigaction(Signal::SIGUSR1, &handler) }.unwrap();
+    let loading = thread::spawn(|| {
+        for set in [ProgramSet::Plain, ProgramSet::Tracing] {
+            let loaded = try_load(Features::probe(), set).unwrap();
+            assert!(loaded.iter().all(|(_, count)| count.is_ok()), "{loaded:?}");
+        }
+    });
+    while !loading.is_finished() {
+        pthread_kill(loading.as_pthread_t(), Signal::SIGUSR1).ok();
+    }
+    loading.join().unwrap();
 }
 
 #[test]

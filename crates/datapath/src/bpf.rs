@@ -29,6 +29,7 @@ mod process_cgroup;
 mod reader;
 mod resizable;
 mod service_counters;
+mod signals;
 mod socket_mark;
 mod socket_states;
 pub mod syscalls;

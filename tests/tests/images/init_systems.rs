@@ -23,15 +23,18 @@ const VARIABLE: &str = "CPROXY_INIT_SYSTEMS";
 const ON: &str = "manifests = /etc/cproxy/manifests\n";
 const OFF: &str = "enabled = false\nmanifests = /etc/cproxy/manifests\n";
 
-/// Start of each script: file systems, and helpers. `returned PID` waits for an agent of another process id.
+/// Start of each script: file systems, and helpers. `agent` prints the agent's process id: a service's check is a
+/// process of the same program. `returned PID` tells whether there is another agent.
 const PRELUDE: &str = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
     mount -t sysfs sysfs /sys; mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf\n\
     mkdir -p /var/log /etc/sv /var/cache /tmp\n\
     rm -rf /run/* /var/log/* /tmp/*; mkdir /run/service; : >/tmp/workload\n\
     does() { \"$@\" >/tmp/output 2>&1; echo \"$*: $?\"; cat /tmp/output >>/tmp/all; }\n\
     until_it() { n=0; until \"$@\" >/dev/null 2>&1; do n=$((n + 1)); [ $n -lt 300 ] || return 1; sleep 0.1; done; }\n\
-    returned() { new=$(pidof cproxy) && [ \"$new\" != \"$1\" ]; }\n\
-    has_gone() { ! pidof cproxy; }\n";
+    is_run() { [ \"$(tr '\\0' ' ' <\"/proc/$1/cmdline\")\" = '/usr/bin/cproxy run ' ]; }\n\
+    agent() { for pid in $(pidof cproxy); do is_run \"$pid\" 2>/dev/null && echo \"$pid\"; done; }\n\
+    returned() { new=$(agent); [ -n \"$new\" ] && [ \"$new\" != \"$1\" ]; }\n\
+    has_gone() { [ -z \"$(agent)\" ]; }\n";
 
 /// Page with the steps of an installation.
 const PAGE: &str = "docs/integrations/plain-node.md";
@@ -96,7 +99,7 @@ fn openrc_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let start = "openrc sysinit; openrc boot; openrc default\necho \"workload: $(cat /tmp/workload)\"\n";
     let script = format!(
         "{{\n{install}{start}}} 2>&1\ndoes rc-service cproxy status\n\
-         old=$(pidof cproxy); kill -9 \"$old\"; until_it returned \"$old\" && echo 'check: it is back'\n\
+         old=$(agent); kill -9 \"$old\"; until_it returned \"$old\" && echo 'check: it is back'\n\
          does rc-service cproxy status; cproxy wait; does rc-service cproxy reload\n\
          until_it grep 'settings were read again' /var/log/cproxy.log && echo 'check: settings were read again'\n\
          does rc-service cproxy restart; cproxy wait && echo 'check: ready after a restart'\n\
@@ -140,7 +143,7 @@ fn runit_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let script = format!(
         "{start}until_it [ -s /tmp/workload ]; echo \"workload: $(cat /tmp/workload)\"\n\
          does sv start cproxy; does sv status cproxy\n\
-         old=$(pidof cproxy); kill -9 \"$old\"; until_it returned \"$old\" && echo 'check: it is back'\n\
+         old=$(agent); kill -9 \"$old\"; until_it returned \"$old\" && echo 'check: it is back'\n\
          does sv start cproxy; does sv hup cproxy\n\
          until_it grep 'settings were read again' /var/log/cproxy/current && echo 'check: settings were read again'\n\
          does sv restart cproxy; cproxy wait && echo 'check: ready after a restart'\n\
@@ -179,7 +182,7 @@ fn s6_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let script = format!(
         "{start}until_it [ -s /tmp/workload ]; echo \"workload: $(cat /tmp/workload)\"\n\
          does s6-svwait -U -t 30000 /run/service/cproxy; does s6-svstat -u /run/service/cproxy\n\
-         old=$(pidof cproxy); kill -9 \"$old\"; until_it returned \"$old\" && echo 'check: it is back'\n\
+         old=$(agent); kill -9 \"$old\"; until_it returned \"$old\" && echo 'check: it is back'\n\
          does s6-svwait -U -t 30000 /run/service/cproxy; does s6-svc -h /run/service/cproxy\n\
          until_it grep 'settings were read again' /var/log/cproxy/current && echo 'check: settings were read again'\n\
          does s6-svc -wR -T 30000 -r /run/service/cproxy; cproxy wait && echo 'check: ready after a restart'\n\

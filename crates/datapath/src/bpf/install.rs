@@ -34,6 +34,7 @@ use super::{
     resizable::ResizableMap,
     root_cause,
     service_counters::{self, SERVICE_COUNTS},
+    signals::SignalsBlocked,
     syscalls::{link_cgroup, link_update, obj_get, obj_pin},
     tracing,
 };
@@ -132,6 +133,7 @@ pub fn install(
     features: Features,
     set: ProgramSet,
 ) -> Result<Vec<(Program, u32)>, InstallError> {
+    let _blocked = SignalsBlocked::new();
     let mut new_pins = NewPins::default();
     let result = install_all(pins, cgroup, features, set, &mut new_pins);
     if result.is_err() {
@@ -149,6 +151,7 @@ pub type Loaded = Vec<(Program, Result<u32, InstallError>)>;
 /// # Errors
 /// The maps could not be made, so no program could be tried.
 pub fn try_load(features: Features, set: ProgramSet) -> Result<Loaded, InstallError> {
+    let _blocked = SignalsBlocked::new();
     let mut object = load_object(&mut loader(features), set)?;
     Ok(Program::ALL.map(|program| (program, load(&mut object, program))).into())
 }

@@ -8,6 +8,7 @@ use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_insn, bpf_prog_type};
 
 use super::{
     root_cause,
+    signals::SignalsBlocked,
     syscalls::{call, exit, load_program, move_to},
 };
 
@@ -33,6 +34,7 @@ impl Features {
     /// programs are loaded.
     #[must_use]
     pub fn probe() -> Self {
+        let _blocked = SignalsBlocked::new();
         Self { errno_helper: has_errno_helper().unwrap_or(true) }
     }
 

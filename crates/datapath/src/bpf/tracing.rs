@@ -40,6 +40,7 @@ use super::{
     object::ProgramSet,
     root_cause,
     service_counters::{self, CountsMap, SERVICE_COUNTS, ServiceCounters},
+    signals::SignalsBlocked,
     syscalls::{obj_pin, program_id},
 };
 
@@ -94,6 +95,7 @@ impl Tracing {
     /// # Errors
     /// No table is installed, another process traces, or the kernel refuses. Everything is then as it was.
     pub fn start(pins: &PinDir, features: Features, filter: &TraceFilter) -> Result<Self, TraceError> {
+        let _blocked = SignalsBlocked::new();
         pins.check_installed()?;
         let dir = lock(pins)?;
         put_back(pins)?;
