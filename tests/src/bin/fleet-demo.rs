@@ -3,7 +3,7 @@
 //! processors.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     process::ExitCode,
     thread,
     time::{Duration, Instant},
@@ -147,7 +147,7 @@ impl<'s> Demo<'s> {
     }
 
     fn rolling(&self, clients: &Clients) {
-        let (failed, start) = (clients.failures(), Instant::now());
+        let (messages, start) = (clients.messages(), Instant::now());
         let before = self.fleet.wait_ready(Selector::WEB, SERVERS).0;
         self.fleet.kubectl(&["rollout", "restart", "deployment/web"]);
         self.fleet.kubectl(&["rollout", "status", "deployment/web", "--timeout=300s"]);
@@ -155,25 +155,33 @@ impl<'s> Demo<'s> {
         let took = start.elapsed();
         assert!(after.iter().all(|pod| before.iter().all(|old| old.name != pod.name)), "{before:?} {after:?}");
         clients.wait_for_each("answer ");
-        let failed = clients.failures() - failed;
-        self.say(format!(
-            "kubectl rollout restart: {SERVERS} new VMs after {}, {failed} failed requests",
-            seconds(took)
-        ));
+        self.say(format!("kubectl rollout restart: {SERVERS} new VMs after {}", seconds(took)));
+        self.say_failures(&clients.messages(), &messages);
+    }
+
+    fn say_failures(&self, now: &BTreeMap<String, usize>, before: &BTreeMap<String, usize>) {
+        let new = now.iter().map(|(message, count)| (message, count - before.get(message).copied().unwrap_or(0)));
+        let new: Vec<_> = new.filter(|(_, count)| *count > 0).collect();
+        if new.is_empty() {
+            self.say("     no request of a client has failed");
+        }
+        for (message, count) in new {
+            self.say(format!("     {count} requests have failed: {message}"));
+        }
     }
 
     fn death(&self, clients: &Clients) {
         let (pods, _) = self.fleet.wait_ready(Selector::WEB, SERVERS);
         let victim = first(&pods);
-        let (failed, start) = (clients.failures(), Instant::now());
+        let (failed, messages, start) = (clients.failures(), clients.messages(), Instant::now());
         self.fleet.kill_machine(victim);
         self.fleet.wait_pod(Selector::WEB, &victim.name, |pod| pod.phase == "Failed");
         self.say(format!("the VM of {} was killed; its pod is Failed after {}", victim.name, seconds(start.elapsed())));
         let (last, failed) = clients.last_failure_since(start, failed);
-        self.say(match failed {
-            0 => "     no request of a client has failed".to_owned(),
-            _ => format!("     the last client has left it after {}; {failed} requests have failed", seconds(last)),
-        });
+        if failed > 0 {
+            self.say(format!("     the last client has left it after {}", seconds(last)));
+        }
+        self.say_failures(&clients.messages(), &messages);
         self.fleet.wait_ready(Selector::WEB, SERVERS);
         self.say(format!(
             "     the Deployment has a new VM, ready at most {} after the death",

@@ -1,7 +1,7 @@
 //! Clients in VMs of their own, which ask the Service `web` again and again and print who has answered.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -60,6 +60,17 @@ impl Clients {
     /// Number of failed requests so far.
     pub fn failures(&self) -> usize {
         self.counts("failed").iter().sum()
+    }
+
+    /// Messages of the failed requests so far, with their numbers.
+    pub fn messages(&self) -> BTreeMap<String, usize> {
+        let text: String = self.logs.iter().map(Daemon::log).collect();
+        let mut messages = BTreeMap::new();
+        for message in text.lines().filter_map(|line| Some(line.split_once("failed")?.1.trim())) {
+            let message = if message.is_empty() { "no answer within 3 s" } else { message };
+            *messages.entry(message.to_owned()).or_default() += 1;
+        }
+        messages
     }
 
     /// Names of the pods that have answered.
