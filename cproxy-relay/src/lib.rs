@@ -26,3 +26,5 @@ mod run;
 mod throttle;
 mod tls;
 mod upstream;
+
+pub use metrics::every_metric;

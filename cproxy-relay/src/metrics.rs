@@ -119,6 +119,14 @@ impl Metrics {
     }
 }
 
+/// A text with every metric of the relay, for the manual.
+#[must_use]
+pub fn every_metric() -> String {
+    let metrics = Metrics::default();
+    metrics.count_request(("services", "list", 200));
+    metrics.text(MetricsFormat::Text, &Cache::new(0), &Lists::default(), Some(ReviewCounts::default()))
+}
+
 /// Metrics, under names with the prefix of the relay.
 struct Text(Exposition);
 

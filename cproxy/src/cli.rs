@@ -5,6 +5,7 @@ mod canary;
 mod check;
 mod cleanup;
 mod exec;
+mod exit_codes;
 mod explain;
 mod get;
 mod install;
@@ -13,6 +14,8 @@ mod plain;
 mod reseed;
 mod resolve;
 mod run;
+#[cfg(feature = "schema")]
+mod schemas;
 mod set;
 mod settings;
 mod terminal;
@@ -31,16 +34,15 @@ use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
 use cproxy_daemon::usage_error_line;
 use cproxy_wire::{ApiServer, ServerAddress};
 
-pub use self::manual::manual;
+#[cfg(feature = "schema")]
+pub use self::schemas::schemas;
 use self::settings::MachineSettings;
+pub use self::{exit_codes::EXIT_CODES, manual::manual};
 use crate::{
     config::{ObjectSource, ServiceCounting},
     report::{FrontendRow, table_text, write_frontends_json},
     run_dir::{Failure, record_failure},
 };
-
-/// Exit code for wrong usage.
-const EXIT_USAGE: u8 = 2;
 
 /// Length of a line or value that an error shows.
 const SHOWN_CHARS_MAX: usize = 80;
@@ -362,7 +364,7 @@ fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode {
     if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
         // A closed stdout is no error.
         drop(error.print());
-        return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
+        return if error.use_stderr() { ExitCode::from(exit_codes::USAGE) } else { ExitCode::SUCCESS };
     }
     let command = env::args_os().nth(1).and_then(|name| cli.find_subcommand(name));
     let name = command.map_or_else(String::new, |command| format!("{} ", command.get_name()));
@@ -371,7 +373,7 @@ fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode {
     if let Some(run) = command.filter(|command| command.get_name() == "run") {
         record_failure(&run_dir(run, env::args_os().skip(2)), Failure::Transient, &one_line(&message));
     }
-    ExitCode::from(EXIT_USAGE)
+    ExitCode::from(exit_codes::USAGE)
 }
 
 /// First paragraph of an error, which says what is wrong, in one line. A long value is shortened.

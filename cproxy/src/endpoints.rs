@@ -15,6 +15,7 @@ use cproxy_daemon::{
 };
 use cproxy_datapath::bpf::{PinDir, ServiceCounters};
 use health::Probes;
+pub use metrics::every_metric;
 pub use services::ServiceCalls;
 use tokio::{runtime::Builder, sync::mpsc, time::timeout};
 

@@ -10,6 +10,8 @@ mod verdict;
 pub use facts::{AgentFacts, DirectFact, Facts, KernelFacts, ProcessFacts, ProgramFacts, SocketFacts};
 pub use findings::{Finding, State, findings};
 pub use gather::gather;
+#[cfg(feature = "schema")]
+pub(crate) use output::Answer;
 pub use output::{json, text};
 pub use probe::{Probe, ProbeOutcome};
 pub use verdict::{Outcome, Verdict, verdicts};

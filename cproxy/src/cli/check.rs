@@ -1,7 +1,7 @@
 //! `cproxy check`: one line for each requirement on kernel, machine, network and API server. Changes nothing.
 
 mod network;
-mod requirement;
+pub(super) mod requirement;
 
 use std::{
     io,

@@ -10,6 +10,8 @@ use std::{
 
 use clap::Args;
 
+use super::exit_codes;
+
 /// Arguments of `cproxy exec`.
 #[derive(Args, Debug)]
 pub(super) struct ExecOptions {
@@ -20,10 +22,6 @@ pub(super) struct ExecOptions {
     arguments: Vec<OsString>,
 }
 
-/// Exit codes that shells use, too.
-const EXIT_NOT_FOUND: u8 = 127;
-const EXIT_NOT_RUN: u8 = 126;
-
 pub(super) fn run(options: &ExecOptions) -> ExitCode {
     for signal in [libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: no handler is installed, only the default restored.
@@ -31,5 +29,5 @@ pub(super) fn run(options: &ExecOptions) -> ExitCode {
     }
     let error = Command::new(&options.program).args(&options.arguments).exec();
     super::print_error(&format_args!("{}: {error}", options.program.display()));
-    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_NOT_RUN })
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { exit_codes::NOT_FOUND } else { exit_codes::NOT_RUN })
 }

@@ -8,14 +8,13 @@ use cproxy_daemon::{ListenAddress, LogFilter, LogFormat, memory, notify};
 use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::Mode};
 use tracing::Level;
 
-use super::{CountersOption, EnabledOption, NodeOptions, PinDirOption, RunDirOption, SourceOptions, cleanup};
+use super::{
+    CountersOption, EnabledOption, NodeOptions, PinDirOption, RunDirOption, SourceOptions, cleanup, exit_codes,
+};
 use crate::{
     agent, canary,
     config::{CanaryAddresses, Config, Exclude},
 };
-
-/// Exit code where cproxy is disabled: a supervisor is not to start it again.
-const EXIT_DISABLED: u8 = 3;
 
 /// Flags of `cproxy run`.
 #[derive(Args, Debug)]
@@ -137,7 +136,7 @@ fn parse_port(text: &str) -> Result<u16, String> {
     port.ok_or_else(|| "expected a port from 1 to 65535".to_owned())
 }
 
-/// Returns [`EXIT_DISABLED`] where cproxy is disabled.
+/// Returns [`exit_codes::DISABLED`] where cproxy is disabled.
 pub(super) fn run(options: RunOptions) -> anyhow::Result<ExitCode> {
     memory::limit_spare_memory();
     let log = LogFilter::start(options.log_level.into(), options.log_format);
@@ -159,7 +158,7 @@ fn disabled(options: &RunOptions, reason: &str) -> anyhow::Result<ExitCode> {
     }
     // To systemd, a service that ends before it is ready has failed.
     notify::ready();
-    Ok(ExitCode::from(EXIT_DISABLED))
+    Ok(ExitCode::from(exit_codes::DISABLED))
 }
 
 /// Configuration as the command line, the environment of the start and the settings of the machine have it now.

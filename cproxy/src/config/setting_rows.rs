@@ -6,6 +6,7 @@ use super::Config;
 
 /// Setting in the output of `cproxy get config`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SettingRow {
     /// Name of the flag, without its dashes.
     pub name: String,

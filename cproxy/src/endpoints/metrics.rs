@@ -1,7 +1,8 @@
 //! Text of `/metrics`: kube-proxy's names where the meaning is the same, and cproxy's own for the rest.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use cproxy_core::ServiceName;
 use cproxy_daemon::{
     Exposition, MetricKind,
     MetricKind::{Counter, Gauge},
@@ -9,7 +10,7 @@ use cproxy_daemon::{
 };
 use cproxy_datapath::{
     LAYOUT_VERSION,
-    bpf::{HookTime, PinDir, hook_times, read_counters},
+    bpf::{HookTime, PinDir, ServiceCounts, hook_times, read_counters},
 };
 
 use super::{
@@ -145,6 +146,22 @@ pub(super) fn text(
     metrics.finish()
 }
 
+/// A text with every metric of the agent, for the manual.
+#[must_use]
+pub fn every_metric() -> String {
+    every(MetricsFormat::Text)
+}
+
+fn every(format: MetricsFormat) -> String {
+    let service = ServiceName { namespace: "default".into(), name: "web".into() };
+    let kernel = Kernel {
+        counters: ROWS.iter().map(|row| (row.counter, 7)).collect(),
+        hooks: vec![HookTime { hook: "connect4", time: Duration::from_millis(5), runs: 9 }],
+        calls: vec![ServiceCalls { service, counts: ServiceCounts::default() }],
+    };
+    text(format, &Status::default(), &kernel, &Probes::default(), UNIX_EPOCH)
+}
+
 fn write_rows(metrics: &mut Exposition, value: impl Fn(&str) -> Option<u64>) {
     let mut before = "";
     for row in &ROWS {
@@ -218,19 +235,14 @@ fn write_hooks(metrics: &mut Exposition, hooks: &[HookTime]) {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, time::Duration};
+    use std::collections::BTreeSet;
 
     use super::*;
 
     #[test]
     fn a_metric_has_one_head_even_if_it_has_many_lines() {
-        let kernel = Kernel {
-            counters: ROWS.iter().map(|row| (row.counter, 7)).collect(),
-            hooks: vec![HookTime { hook: "connect4", time: Duration::from_millis(5), runs: 9 }],
-            calls: Vec::new(),
-        };
         for format in [MetricsFormat::Text, MetricsFormat::OpenMetrics] {
-            let text = text(format, &Status::default(), &kernel, &Probes::default(), SystemTime::now());
+            let text = every(format);
             let heads: Vec<_> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
             assert_eq!(heads.iter().collect::<BTreeSet<_>>().len(), heads.len(), "{text}");
             for line in [

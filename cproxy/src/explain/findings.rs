@@ -20,6 +20,7 @@ const NAMED_MAX: usize = 3;
 
 /// State of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// As it should be.
@@ -32,6 +33,7 @@ pub enum State {
 
 /// One fact and its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
     /// State.
     pub state: State,

@@ -16,11 +16,17 @@ const VERDICTS_MAX: usize = 20;
 
 /// Answer in JSON.
 #[derive(Serialize)]
-struct Answer<'a> {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct Answer<'a> {
+    /// The destination, as it was given.
     target: String,
+    /// Whether all calls are answered.
     answered: bool,
+    /// What the destination stands for.
     calls: Vec<Verdict>,
+    /// Facts that decide, each with its state.
     findings: Vec<Finding>,
+    /// Use of each endpoint of the Services.
     endpoints: Vec<&'a EndpointRow>,
 }
 

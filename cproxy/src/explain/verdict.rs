@@ -23,6 +23,7 @@ const NAMED_MAX: usize = 4;
 
 /// Outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// It goes to a backend.
@@ -39,6 +40,7 @@ pub enum Outcome {
 
 /// Verdict on a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
     /// address:port/protocol, or the destination if no call is known.
     pub call: String,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Address and port in the output of commands.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BackendAddress {
     /// IP address.
     pub address: IpAddr,

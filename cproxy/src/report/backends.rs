@@ -12,6 +12,7 @@ use super::{
 
 /// Backend in the output of commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BackendRow {
     /// TCP or UDP.
     pub protocol: String,
@@ -27,6 +28,7 @@ pub struct BackendRow {
 
 /// Frontend that leads to a backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BackendFrontend {
     /// namespace/name; `None` without an agent.
     pub service: Option<String>,

@@ -7,6 +7,7 @@ use super::{columns::align_columns, frontends::FrontendRow};
 
 /// Use of one endpoint in the output of commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EndpointRow {
     /// Name of the Service port; `None` if the row is about a whole slice.
     pub port_name: Option<String>,

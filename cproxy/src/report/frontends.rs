@@ -14,6 +14,7 @@ use super::{
 
 /// Frontend in the output of commands.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FrontendRow {
     /// namespace/name; `None` without an agent.
     pub service: Option<String>,
@@ -183,6 +184,7 @@ impl TableRow for FrontendRow {
 
 /// Row of a frontend with its counters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct CountedRow(pub FrontendRow);
 

@@ -14,6 +14,7 @@ use super::{
 
 /// Socket in the output of commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SocketRow {
     /// namespace/name; `None` without an agent, or if the agent has no such frontend.
     pub service: Option<String>,

@@ -14,6 +14,7 @@ use super::{
 
 /// Event in the output of `cproxy trace`.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TraceRow {
     /// Seconds since 1970, with microseconds.
     pub time: f64,
@@ -108,6 +109,7 @@ fn time_of_day(seconds: f64) -> String {
 
 /// Counters of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SummaryRow {
     /// namespace/name; `None` without an agent: there is then a row for each destination.
     pub service: Option<String>,

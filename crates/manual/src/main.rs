@@ -1,6 +1,8 @@
 //! Writes man pages, completions for bash, zsh and fish, and reference pages into a directory; `cargo xtask manual DIR`
 //! runs it. A program of its own, so that nothing of it is in the agent.
 
+mod json;
+mod metrics;
 mod reference;
 
 use std::{
@@ -52,12 +54,16 @@ fn write(directory: &Path) -> io::Result<()> {
     write_reference(&directory.join("reference"))
 }
 
-/// Pages in Markdown: the commands of agent and relay, and the settings of the agent.
+/// Pages in Markdown: commands and metrics of agent and relay; settings, exit codes and JSON of the agent.
 fn write_reference(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let agent = cproxy::cli::manual();
     fs::write(directory.join("cproxy.md"), reference::commands(&agent))?;
     fs::write(directory.join("settings.md"), reference::settings(&agent))?;
+    fs::write(directory.join("exit-codes.md"), reference::exit_codes())?;
+    fs::write(directory.join("json.md"), json::page(cproxy::cli::schemas()))?;
+    fs::write(directory.join("metrics.md"), metrics::page("cproxy", &cproxy::endpoints::every_metric()))?;
+    fs::write(directory.join("relay-metrics.md"), metrics::page("cproxy-relay", &cproxy_relay::every_metric()))?;
     fs::write(directory.join("cproxy-relay.md"), reference::commands(&cproxy_relay::cli::manual()))
 }
 

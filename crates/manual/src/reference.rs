@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::{Arg, Command};
+use cproxy::cli::EXIT_CODES;
 
 /// Commands whose flags can also be set on the kernel's command line and in the file.
 const WITH_SETTINGS: [&str; 2] = ["run", "wait"];
@@ -109,11 +110,38 @@ pub(crate) fn settings(program: &Command) -> String {
     page
 }
 
-fn code(text: &str) -> String {
+/// Exit codes, as docs/reference.md has them.
+pub(crate) fn exit_codes() -> String {
+    let mut page = "# Exit codes\n\nErrors are one line on stderr, `cproxy: ...`. This page is generated from the \
+                    program's definition.\n\n| code | meaning |\n|---|---|\n"
+        .to_owned();
+    for (codes, meaning) in EXIT_CODES {
+        let codes: Vec<_> = codes.iter().map(u8::to_string).collect();
+        writeln!(page, "| {} | {meaning} |", codes.join(", ")).ok();
+    }
+    page
+}
+
+pub(crate) fn code(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("`{}`", escape(text)) }
 }
 
 /// A bar would end the cell.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     text.replace("\\|", "|").replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_has_the_same_exit_codes() {
+        let page = exit_codes();
+        let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| ")).collect();
+        let reference = include_str!("../../../docs/reference.md");
+        for row in rows {
+            assert!(reference.lines().any(|line| line == row), "docs/reference.md has not: {row}");
+        }
+    }
 }

@@ -9,8 +9,11 @@ use crate::cli::one_line;
 
 /// One requirement. Names and fields are a contract, like those of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Requirement {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(in crate::cli) struct Requirement {
+    /// Its name.
     pub(super) name: String,
+    /// Whether it is met.
     pub(super) state: RequirementState,
     /// Whether cproxy fails without it.
     pub(super) required: bool,
@@ -22,8 +25,10 @@ pub(super) struct Requirement {
 pub(super) type CheckResult = (RequirementState, String);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
-pub(super) enum RequirementState {
+pub(in crate::cli) enum RequirementState {
+    /// It is met.
     Ok,
     /// cproxy works without it, with less function.
     Degraded,

@@ -1,0 +1,26 @@
+//! Exit codes: a contract with scripts and supervisors.
+
+/// Wrong usage.
+pub(super) const USAGE: u8 = 2;
+/// cproxy is disabled: a supervisor is not to start it again.
+pub(super) const DISABLED: u8 = 3;
+// Those of `exec`, which shells use, too.
+pub(super) const NOT_RUN: u8 = 126;
+pub(super) const NOT_FOUND: u8 = 127;
+
+/// Codes and their meanings, in Markdown.
+pub const EXIT_CODES: [(&[u8], &str); 5] = [
+    (&[0], "success; for `run`, ended by a signal"),
+    (
+        &[1],
+        "failure. For `wait`: not ready in time; for `explain`: a call is not answered; for `check`: cproxy cannot run \
+         here, or cannot follow the API server of its settings; for `resolve`: a file cannot be read, or `--explain` \
+         names a Service that is not served",
+    ),
+    (&[USAGE], "wrong usage or an invalid setting"),
+    (
+        &[DISABLED],
+        "from `run`: cproxy is disabled on this machine (`enabled = false`); a supervisor is not to start it again",
+    ),
+    (&[NOT_RUN, NOT_FOUND], "from `exec`: PROGRAM cannot be run, or does not exist"),
+];

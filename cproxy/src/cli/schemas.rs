@@ -1,0 +1,37 @@
+//! Schemas of the output in JSON, for the manual. The agent does not have them.
+
+use schemars::{Schema, schema_for};
+
+use super::check::requirement::Requirement;
+use crate::{
+    config::SettingRow,
+    explain::Answer,
+    report::{BackendRow, EndpointRow, FrontendRow, SocketRow, SummaryRow, TraceRow},
+};
+
+/// A Service's frontends, and why endpoints are used or not.
+#[derive(schemars::JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct Explained {
+    /// As `cproxy resolve` prints them.
+    frontends: Vec<FrontendRow>,
+    /// Use of each endpoint.
+    endpoints: Vec<EndpointRow>,
+}
+
+/// Commands with their output.
+#[must_use]
+pub fn schemas() -> [(&'static str, Schema); 10] {
+    [
+        ("cproxy get services -o json", schema_for!(Vec<FrontendRow>)),
+        ("cproxy get backends -o json", schema_for!(Vec<BackendRow>)),
+        ("cproxy get sockets -o json", schema_for!(Vec<SocketRow>)),
+        ("cproxy get config -o json", schema_for!(Vec<SettingRow>)),
+        ("cproxy resolve -o json", schema_for!(Vec<FrontendRow>)),
+        ("cproxy resolve --explain NAME -o json", schema_for!(Explained)),
+        ("cproxy explain NAME -o json", schema_for!(Answer<'_>)),
+        ("cproxy check -o json", schema_for!(Vec<Requirement>)),
+        ("cproxy trace -o json", schema_for!(TraceRow)),
+        ("cproxy trace --summary -o json", schema_for!(Vec<SummaryRow>)),
+    ]
+}
