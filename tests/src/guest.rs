@@ -34,9 +34,6 @@ pub const INITRAMFS_VARIABLE: &str = "CPROXY_INITRAMFS";
 /// Variable with the archive that `cargo xtask image rootfs` makes.
 pub const ROOTFS_VARIABLE: &str = "CPROXY_ROOTFS";
 
-/// Variable with words for the kernel's command line of every guest.
-const PARAMETERS_VARIABLE: &str = "CPROXY_GUEST_PARAMETERS";
-
 /// Variable with the program vhost-device-vsock, the host's side of a vsock device.
 const VSOCK_DEVICE_VARIABLE: &str = "CPROXY_VSOCK_DEVICE";
 
@@ -395,12 +392,10 @@ impl<'s> GuestImage<'s> {
     }
 
     fn command_line(&self) -> String {
-        let given = std::env::var(PARAMETERS_VARIABLE).unwrap_or_default();
         let console = format!("console={}", self.kernel.machine().console);
         let own = [console.as_str(), "panic=-1", "reboot=t", "quiet", &format!("rdinit=/{FIRST_PROCESS}")].join(" ");
         let workload = self.workload.iter().flat_map(|words| ["--", words.as_str()]);
-        let words =
-            [own.as_str(), &given].into_iter().chain(self.parameters.iter().map(String::as_str)).chain(workload);
+        let words = [own.as_str()].into_iter().chain(self.parameters.iter().map(String::as_str)).chain(workload);
         words.collect::<Vec<_>>().join(" ")
     }
 }

@@ -64,6 +64,14 @@ impl Architecture {
         if self.is_of_host() { name.to_owned() } else { format!("{}-linux-gnu-{name}", self.name()) }
     }
 
+    /// The image of its kernels that boot loaders and hypervisors start.
+    pub(crate) fn kernel_image(self) -> &'static str {
+        match self {
+            Self::X86_64 => "bzImage",
+            Self::Aarch64 => "Image",
+        }
+    }
+
     /// A cross compiler for it, and Debian's packages of that.
     pub(crate) fn cross_compiler(self) -> (&'static str, &'static [&'static str]) {
         match self {

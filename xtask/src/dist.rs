@@ -23,7 +23,7 @@ use crate::{
     architecture::Architecture,
     binary::{AGENT, Binary, Program, RELAY},
     image::{Stamp, read},
-    kernels, manual, paths, run, setup,
+    kernels, manual, paths, setup,
     steps::{Step, Steps},
 };
 
@@ -68,7 +68,7 @@ enum Part {
     Packages,
     /// OCI images, files over a root file system, initramfs and system extension
     Images,
-    /// A guest's kernel, for x86_64; its first build takes 10 minutes
+    /// A guest's kernel; its first build takes 10 minutes for each architecture
     Kernel,
     /// Bills of materials and licences
     Documents,
@@ -255,7 +255,7 @@ impl Release {
         if arguments.wants(Part::Documents) {
             documents::add(self, build)?;
         }
-        if arguments.wants(Part::Kernel) && build.target == Architecture::X86_64 {
+        if arguments.wants(Part::Kernel) {
             self.add_kernel(build.target)?;
         }
         Ok(())
@@ -263,12 +263,8 @@ impl Release {
 
     /// Adds the guest's kernel in both of its forms.
     fn add_kernel(&self, target: Architecture) -> Result<()> {
-        if !target.is_of_host() {
-            run::report(format!("dist: a kernel for {0} is only built on {0}", target.name()));
-            return Ok(());
-        }
-        let built = kernels::built(&[])?;
-        for (from, to) in [(kernels::KERNEL, "bzImage"), (kernels::ELF, "vmlinux")] {
+        let built = kernels::built(target, &[])?;
+        for (from, to) in [(kernels::KERNEL, target.kernel_image()), (kernels::ELF, "vmlinux")] {
             let name = format!("cproxy-guest-kernel-{}-{}.{to}", version(), target.name());
             self.add(&name, &read(&built.join(from))?)?;
         }

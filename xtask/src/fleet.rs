@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
 
 use crate::{
+    architecture::Architecture,
     binary::{AGENT, RELAY},
     image, kernels, paths,
     releases::{CONTROLLERS, COREDNS, KUBERNETES},
@@ -46,7 +47,7 @@ pub(crate) fn run(verb: &FleetVerb) -> Result<()> {
     run::require_root("the demonstration")?;
     let kernel = match &arguments.kernel {
         Some(file) => kernels::of_file(file)?,
-        None => kernels::built(&[])?,
+        None => kernels::built(Architecture::of_host()?, &[])?,
     };
     let (agent, relay) = (AGENT.build()?.shipped, RELAY.build()?.shipped);
     let files = FleetFiles::new(&agent, &relay)?;
@@ -75,7 +76,7 @@ impl FleetFiles {
         let coredns = COREDNS.ensure()?.join("coredns");
         Ok(Self {
             relay: relay.to_owned(),
-            initramfs: image::initramfs_of(agent)?,
+            initramfs: image::initramfs_of(Architecture::of_host()?, agent)?,
             images: image::fleet_images(&coredns)?,
             provider: build_provider()?,
             control_plane,

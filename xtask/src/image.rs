@@ -43,7 +43,10 @@ pub(crate) struct ImageArguments {
     /// Builds the kernel without this option of images/kernel, given without CONFIG_
     #[arg(long, value_name = "OPTION")]
     without: Vec<String>,
-    /// Output directory; default: image in cargo's output directory
+    /// Architecture of the guests; default: this machine's
+    #[arg(long, value_name = "ARCHITECTURE")]
+    target: Option<Architecture>,
+    /// Output directory; default: image in cargo's output directory, and in that the architecture, if it is another one
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -58,27 +61,31 @@ enum Form {
     Oci,
     /// relay: an image layout with the relay alone
     Relay,
-    /// kernel and vmlinux: a guest's kernel as bzImage and as ELF file, built from Debian's sources with the options
+    /// kernel and vmlinux: a guest's kernel as bzImage (Image on aarch64) and as ELF file, built from Debian's sources with the options
     /// of images/kernel
     Kernel,
 }
 
 /// Builds an image and prints size, digest and path.
 pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
-    let out = arguments.out.clone().unwrap_or_else(default_out);
+    let target = arguments.target.map_or_else(Architecture::of_host, Ok)?;
+    let out = arguments.out.clone().unwrap_or_else(|| out_for(target));
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
     let agent = || match &arguments.agent {
         Some(file) => read(file),
-        None => read(&binary::AGENT.build()?.shipped),
+        None => build(&binary::AGENT, target),
     };
     let stamp = Stamp::find()?;
     let written = match arguments.form {
         Form::Rootfs => vec![write(out.join("rootfs.tar"), &tar::archive(&rootfs(agent()?)?, stamp)?)?],
-        Form::Initramfs => vec![write_initramfs(&out, agent()?)?],
-        Form::Oci => vec![oci::write(out.join("oci"), &oci::AGENT_IMAGE, agent()?, stamp)?],
-        Form::Relay => vec![oci::write(out.join("relay"), &oci::RELAY_IMAGE, relay()?, stamp)?],
+        Form::Initramfs => vec![write_initramfs(&out, target, agent()?)?],
+        Form::Oci => vec![oci::write(out.join("oci"), &oci::AGENT_IMAGE, target, agent()?, stamp)?],
+        Form::Relay => {
+            let relay = build(&binary::RELAY, target)?;
+            vec![oci::write(out.join("relay"), &oci::RELAY_IMAGE, target, relay, stamp)?]
+        }
         Form::Kernel => {
-            let built = kernels::built(&arguments.without)?;
+            let built = kernels::built(target, &arguments.without)?;
             let copy = |name: &str| write(out.join(name), &read(&built.join(name))?);
             vec![copy(kernels::ELF)?, copy(kernels::KERNEL)?]
         }
@@ -92,18 +99,10 @@ pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
 }
 
 /// The initramfs with this agent, for tests.
-pub(crate) fn initramfs_of(agent: &Path) -> Result<PathBuf> {
-    let out = default_out();
+pub(crate) fn initramfs_of(target: Architecture, agent: &Path) -> Result<PathBuf> {
+    let out = out_for(target);
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
-    Ok(write_initramfs(&out, read(agent)?)?.path)
-}
-
-/// The same for another architecture.
-pub(crate) fn initramfs_for(target: Architecture, agent: &Path) -> Result<PathBuf> {
-    setup::for_images()?;
-    let out = default_out().join(target.name());
-    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
-    Ok(write(out.join("initramfs.cpio.gz"), &initramfs_bytes(target, read(agent)?)?)?.path)
+    Ok(write_initramfs(&out, target, read(agent)?)?.path)
 }
 
 /// An initramfs with this agent, for an architecture.
@@ -125,16 +124,23 @@ pub(crate) fn rootfs_of(agent: &Path) -> Result<PathBuf> {
 pub(crate) fn oci_of(agent: &Path) -> Result<PathBuf> {
     let out = default_out();
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
-    Ok(oci::write(out.join("oci"), &oci::AGENT_IMAGE, read(agent)?, Stamp::find()?)?.path)
+    Ok(oci::write(out.join("oci"), &oci::AGENT_IMAGE, Architecture::of_host()?, read(agent)?, Stamp::find()?)?.path)
 }
 
-/// The relay, built.
-fn relay() -> Result<Vec<u8>> {
-    read(&binary::RELAY.build()?.shipped)
+/// A program, built for an architecture.
+fn build(program: &binary::Program, target: Architecture) -> Result<Vec<u8>> {
+    if !target.is_of_host() {
+        setup::for_cross(target)?;
+    }
+    read(&program.build_for(target)?.shipped)
 }
 
 fn default_out() -> PathBuf {
     paths::target().join("image")
+}
+
+fn out_for(target: Architecture) -> PathBuf {
+    if target.is_of_host() { default_out() } else { default_out().join(target.name()) }
 }
 
 /// Content of a file.
@@ -142,8 +148,8 @@ pub(crate) fn read(file: &Path) -> Result<Vec<u8>> {
     fs::read(file).with_context(|| format!("reading {}", file.display()))
 }
 
-fn write_initramfs(out: &Path, agent: Vec<u8>) -> Result<Written> {
-    write(out.join("initramfs.cpio.gz"), &initramfs_bytes(Architecture::of_host()?, agent)?)
+fn write_initramfs(out: &Path, target: Architecture, agent: Vec<u8>) -> Result<Written> {
+    write(out.join("initramfs.cpio.gz"), &initramfs_bytes(target, agent)?)
 }
 
 /// A file or directory that has been written.

@@ -175,8 +175,9 @@ pub(crate) fn vsock_device() -> Result<PathBuf> {
 }
 
 /// The part of the setup that building guest kernels needs.
-pub(crate) fn for_kernels() -> Result<()> {
-    packages::ensure_kernels()
+pub(crate) fn for_kernels(target: Architecture) -> Result<()> {
+    packages::ensure_kernels()?;
+    if target.is_of_host() { Ok(()) } else { packages::ensure_cross(target) }
 }
 
 /// The part of the setup that the tests with programs need.

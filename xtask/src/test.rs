@@ -480,6 +480,7 @@ impl SuiteRunner<'_> {
             Requirement::Packages => {
                 let packages = self.products.packages().context("no release")?;
                 command.env(dist::VARIABLE, &packages.release).env(debian::VARIABLE, &packages.debian);
+                command.env(INIT_SYSTEMS_VARIABLE, kernels::init_systems().context("no init systems")?);
             }
             Requirement::Fleet => {
                 let kernel = self.products.guests().context("no guests")?.1.clone();

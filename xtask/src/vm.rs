@@ -55,11 +55,6 @@ const PROGRAMS_VARIABLE: &str = "CPROXY_GUEST_PROGRAMS";
 /// Prefix of the names of Debian's kernels.
 const PACKAGED: &str = "debian-";
 
-/// Words for the kernel's command line of every guest.
-const PARAMETERS_VARIABLE: &str = "CPROXY_GUEST_PARAMETERS";
-/// A kernel with this parameter interprets BPF programs, as one without a JIT compiler does.
-const WITHOUT_JIT: &str = "sysctl.net.core.bpf_jit_enable=0";
-
 /// Options that stock guest kernels leave out and cproxy can do without.
 const LEAN: [&str; 1] = ["BPF_JIT"];
 /// Options that it cannot do without.
@@ -79,14 +74,13 @@ pub(crate) enum GuestVerb {
 pub(crate) struct GuestTestArguments {
     /// A kernel's file, in addition to Debian's 6.1 and 6.12 for virtual machines and one that `image kernel` builds.
     /// It gets no modules: virtio's network card on PCI, a serial console (8250), gzip for the initramfs, devtmpfs
-    /// and all options of images/kernel/cproxy.config must be built in; images/kernel/guest.config has them all
+    /// and all options of images/kernel/cproxy.config must be built in; `image kernel` builds them all in
     #[arg(long, value_name = "FILE")]
     kernel: Vec<PathBuf>,
     /// Tests only the kernels that are named
     #[arg(long, requires = "kernel")]
     only: bool,
-    /// Architecture of the guests; for another one than this machine's, only Debian's kernels are tested (6.1 also with
-    /// its JIT compiler off), and without container runtimes and systemd
+    /// Architecture of the guests; for another one than this machine's, without container runtimes and systemd
     #[arg(long, value_name = "ARCHITECTURE", conflicts_with = "kernel")]
     target: Option<Architecture>,
 }
@@ -122,7 +116,7 @@ impl GuestFiles {
     pub(crate) fn new(agent: &Path) -> Result<Self> {
         setup::for_guests()?;
         setup::for_cluster()?;
-        let initramfs = image::initramfs_of(agent)?;
+        let initramfs = image::initramfs_of(Architecture::of_host()?, agent)?;
         let rootfs = image::rootfs_of(agent)?;
         let oci = image::oci_of(agent)?;
         let control_plane = KUBERNETES.ensure()?;
@@ -163,7 +157,7 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     let host = Architecture::of_host()?;
     let target = arguments.target.unwrap_or(host);
     if target != host {
-        return test_foreign(target);
+        return test_foreign(arguments, target);
     }
     let files = GuestFiles::for_tests(&AGENT.build()?.shipped)?;
     let relay = RELAY.build()?.shipped;
@@ -190,7 +184,7 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     if !arguments.only {
         let mut lacking = Vec::new();
         for option in NEEDED {
-            lacking.push(format!("{option}={}", kernels::built(&[option.to_owned()])?.display()));
+            lacking.push(format!("{option}={}", kernels::built(host, &[option.to_owned()])?.display()));
         }
         let mut command = tests(&files, &GuestFiles::kernel()?, &[LACKING]);
         outcomes.push(outcome("lacking", command.env(LACKING_VARIABLE, lacking.join(","))));
@@ -202,25 +196,21 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
 
 /// Tests every socket call and the agent in guests of another architecture. Programs of this machine do not run there,
 /// and so the tests with container runtimes and with systemd are left out.
-fn test_foreign(target: Architecture) -> Result<ExitCode> {
+fn test_foreign(arguments: &GuestTestArguments, target: Architecture) -> Result<ExitCode> {
     setup::for_guests_of(target)?;
     setup::for_cluster()?;
     let agent = AGENT.build_for(target)?.shipped;
-    let initramfs = image::initramfs_for(target, &agent)?;
+    let initramfs = image::initramfs_of(target, &agent)?;
     let control_plane = KUBERNETES.ensure()?;
     let (matrix, programs) = (matrix(target)?, kernels::programs(target)?);
     let reports = paths::target().join("vm").join(target.name());
     fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;
     let mut outcomes = Vec::new();
     let mut rows = Vec::new();
-    let compiling = packaged(target)?.into_iter().map(|(name, kernel)| (name, kernel, ""));
-    let interpreting =
-        ("interpreting-6.1".to_owned(), kernels::packaged(kernels::for_machines(target)[0])?, WITHOUT_JIT);
-    for (name, kernel, parameters) in compiling.chain([interpreting]) {
+    for (name, kernel) in wanted(arguments, target)? {
         let report = reports.join(format!("{name}.json"));
         fs::remove_file(&report).ok();
         let mut command = cargo_test(&FOREIGN);
-        command.env(PARAMETERS_VARIABLE, parameters);
         command.env(AGENT.variable, &agent).env(KUBERNETES.variable, &control_plane);
         command.env(INITRAMFS_VARIABLE, &initramfs).env(KERNEL_VARIABLE, &kernel).env(REPORT_VARIABLE, &report);
         command.env(MATRIX_VARIABLE, &matrix).env(PROGRAMS_VARIABLE, &programs);
@@ -239,14 +229,14 @@ fn packaged(target: Architecture) -> Result<Vec<(String, PathBuf)>> {
 }
 
 /// The kernels with their names.
-fn wanted(arguments: &GuestTestArguments, host: Architecture) -> Result<Vec<(String, PathBuf)>> {
+fn wanted(arguments: &GuestTestArguments, target: Architecture) -> Result<Vec<(String, PathBuf)>> {
     let mut wanted = Vec::new();
     if !arguments.only {
-        wanted.extend(packaged(host)?);
-        wanted.push(("built-6.1".to_owned(), kernels::built(&[])?));
+        wanted.extend(packaged(target)?);
+        wanted.push(("built-6.1".to_owned(), kernels::built(target, &[])?));
     }
     if arguments.kernel.is_empty() {
-        wanted.push(("interpreting-6.1".to_owned(), kernels::built(&LEAN.map(str::to_owned))?));
+        wanted.push(("interpreting-6.1".to_owned(), kernels::built(target, &LEAN.map(str::to_owned))?));
     }
     for file in &arguments.kernel {
         let directory = file.parent().and_then(Path::file_name).and_then(|name| name.to_str());

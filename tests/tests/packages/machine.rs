@@ -1,11 +1,15 @@
-//! A Debian with a running systemd: processes in namespaces of their own, over a root file system that
-//! `cargo xtask test` makes with debootstrap and that no test changes.
+//! A machine: processes in namespaces of their own, over a root file system that no test changes. It is a Debian with a
+//! running systemd, which `cargo xtask test` makes with debootstrap, or any other root. What a test runs in it is also
+//! written into a transcript: a file for each machine in the directory `transcripts` of cargo's output.
 
 use std::{
-    fs,
+    env,
+    fs::{self, File},
+    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::Duration,
 };
 
@@ -30,8 +34,8 @@ pub(crate) const VIP: &str = "10.96.0.20";
 const POD: &str = "10.244.0.1";
 
 /// Set-up of the machine, as a container manager makes it: file systems of its own, the settings of this machine's
-/// kernel read-only, and systemd as first process. The arguments are the root file system, a directory for changes to
-/// it, one for the kernel's use, and the mount point.
+/// kernel read-only, and a first process. The arguments are the root file system, a directory for changes to it, one for
+/// the kernel's use, the mount point, and the script of the first process.
 const BOOT: &str = r#"set -eu
 mount --make-rprivate /
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$3" "$4"
@@ -49,45 +53,70 @@ ln -s /proc/self/fd dev/fd
 mkdir -p .before
 pivot_root . .before
 exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-    sh -c 'umount -l /.before; mount --make-rshared /; exec /lib/systemd/systemd --log-color=0'
+    sh -c "umount -l /.before; mount --make-rshared /; : >/run/is-up; $5"
 "#;
+/// First process that is systemd, and one that does nothing.
+const SYSTEMD: &str = "exec /lib/systemd/systemd --log-color=0";
+const IDLE: &str = "while :; do sleep 1000 & wait $!; done";
 
 /// The machine.
 pub(crate) struct Machine<'s> {
     sandbox: &'s Sandbox,
     _daemon: Daemon,
-    /// Process id of its systemd, outside.
+    /// Process id of its first process, outside.
     init: String,
+    transcript: File,
 }
 
 impl<'s> Machine<'s> {
-    /// Boots.
+    /// Boots Debian with systemd.
     pub(crate) fn boot(sandbox: &'s Sandbox) -> Self {
-        let debian = path_from_env(DEBIAN_VARIABLE, "cargo xtask test");
-        let directories = ["changes", "work", "root"].map(|name| sandbox.dir().join(name));
-        for directory in &directories {
-            fs::create_dir(directory).unwrap();
-        }
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--mount", "--pid", "--fork", "--kill-child", "--cgroup", "--uts", "--ipc", "sh", "-c", BOOT]);
-        unshare.arg("boot").arg(debian).args(directories);
-        let mut daemon = Daemon::spawn(sandbox, "machine", Placement::Hooked, unshare);
-        let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
-        let init = daemon.wait_until(PATIENCE, "its first process", |_| {
-            let children = fs::read_to_string(&children).unwrap_or_default();
-            children.split_whitespace().next().map(str::to_owned).ok_or("not there yet")
-        });
-        let machine = Self { sandbox, _daemon: daemon, init };
+        let machine = Self::with_first_process(sandbox, &debian(), SYSTEMD);
         eventually(PATIENCE, "systemd has started its units", || {
-            // A process that is still to become systemd is in this machine's namespaces.
             let state = machine.run("[ -e /run/systemd/system ] && systemctl is-system-running");
             if ["running", "degraded"].contains(&state.stdout.trim()) { Ok(()) } else { Err(format!("{state:?}")) }
         });
         machine
     }
 
+    /// Starts a machine with this root file system, whose first process does nothing.
+    pub(crate) fn idle(sandbox: &'s Sandbox, root: &Path) -> Self {
+        Self::with_first_process(sandbox, root, IDLE)
+    }
+
+    fn with_first_process(sandbox: &'s Sandbox, root: &Path, first: &str) -> Self {
+        let directories = ["changes", "work", "root"].map(|name| sandbox.dir().join(name));
+        for directory in &directories {
+            fs::create_dir(directory).unwrap();
+        }
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--pid", "--fork", "--kill-child", "--cgroup", "--uts", "--ipc", "sh", "-c", BOOT]);
+        unshare.arg("boot").arg(root).args(directories).arg(first);
+        let mut daemon = Daemon::spawn(sandbox, "machine", Placement::Hooked, unshare);
+        let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
+        let init = daemon.wait_until(PATIENCE, "its first process", |_| {
+            let children = fs::read_to_string(&children).unwrap_or_default();
+            children.split_whitespace().next().map(str::to_owned).ok_or("not there yet")
+        });
+        let machine = Self { sandbox, _daemon: daemon, init, transcript: transcript() };
+        eventually(PATIENCE, "the machine has its file systems", || {
+            // Its first process may still be in the file systems of this machine.
+            let output = machine.inside("[ -e /run/is-up ]");
+            if output.code == 0 { Ok(()) } else { Err(format!("{output:?}")) }
+        });
+        machine
+    }
+
     /// Runs a script in it.
     pub(crate) fn run(&self, script: &str) -> Output {
+        let output = self.inside(script);
+        let Output { code, stdout, stderr } = &output;
+        let failed = if *code == 0 { String::new() } else { format!("[{code}]\n") };
+        write!(&self.transcript, "# {script}\n{stdout}{stderr}{failed}").unwrap();
+        output
+    }
+
+    fn inside(&self, script: &str) -> Output {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.init, "--all", "--root", "--wd", "env", "-i", "LC_ALL=C"]);
         command.args(["DEBIAN_FRONTEND=noninteractive", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "sh", "-c", script]);
@@ -136,7 +165,7 @@ impl<'s> Machine<'s> {
     /// Runs `change` while another thread calls the Service all the time. Each call must be answered.
     pub(crate) fn without_interruption<T>(&self, change: impl FnOnce() -> T) -> T {
         let end = AtomicBool::new(false);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let calls = scope.spawn(|| {
                 self.sandbox.enter();
                 let mut calls = 0;
@@ -154,6 +183,21 @@ impl<'s> Machine<'s> {
             result
         })
     }
+}
+
+/// The file of the test's next machine.
+fn transcript() -> File {
+    let program = env::current_exe().unwrap();
+    // target/PROFILE/deps/PROGRAM
+    let directory = program.ancestors().nth(3).unwrap().join("transcripts");
+    fs::create_dir_all(&directory).unwrap();
+    let name = thread::current().name().unwrap_or("main").replace("::", ".");
+    File::create(directory.join(name).with_extension("txt")).unwrap()
+}
+
+/// Debian's root file system.
+pub(crate) fn debian() -> PathBuf {
+    path_from_env(DEBIAN_VARIABLE, "cargo xtask test")
 }
 
 /// A file of the release, by the start and the end of its name.

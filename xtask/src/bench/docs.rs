@@ -129,4 +129,60 @@ mod tests {
         let page = fs::read_to_string(page_file()).unwrap();
         assert!(page == page::of(&reports, &missing), "run `cargo xtask bench docs`, and edit the page nowhere else");
     }
+
+    /// Starts of rows of the README's table with their places in the results: benchmark, table, row and columns.
+    const README_ROWS: [(&str, &str, &str, &str, &[&str]); 6] = [
+        ("resident memory at rest", "agent", AGENT_TABLE, "resident memory at rest, MiB", &PROXIES),
+        (
+            "median connect() time",
+            "connect",
+            "Connections, connect(2), p50, us, ratio to the direct connection's",
+            "5000 Services",
+            &["cproxy", "iptables", "nftables"],
+        ),
+        ("time from start to ready", "agent", AGENT_TABLE, "start to ready, s", &PROXIES),
+        (
+            "time from a changed EndpointSlice",
+            "agent",
+            AGENT_TABLE,
+            "one change, until connections follow, ms",
+            &PROXIES,
+        ),
+        ("CPU time of the API server", "fanout", FANOUT_TABLE, "  API server's CPU for each, ms", &CLIENTS),
+        ("sent to one agent", "fanout", FANOUT_TABLE, "  sent to each, KiB", &CLIENTS),
+    ];
+    const AGENT_TABLE: &str = "5000 Services with 10 endpoints each, in 5000 slices";
+    const PROXIES: [&str; 3] = ["cproxy", "kube-proxy, iptables", "kube-proxy, nftables"];
+    const FANOUT_TABLE: &str = "Clients of one API server with 1000 Services of 10 endpoints each";
+    const CLIENTS: [&str; 3] = ["1 cproxy", "1 kube-proxy, iptables", "1 kube-proxy, nftables"];
+
+    #[test]
+    fn figures_of_the_readme_are_those_of_the_committed_results() {
+        let readme = fs::read_to_string(paths::workspace().join("README.md")).unwrap();
+        for (start, benchmark, table, row, columns) in README_ROWS {
+            let line = readme.lines().find(|line| line.starts_with(&format!("| {start}"))).unwrap();
+            let shown: Vec<_> = line.trim_matches('|').split('|').skip(1).map(str::trim).collect();
+            let report = read(&kept_file_of(benchmark)).unwrap().unwrap();
+            let measured: Vec<_> = columns.iter().map(|column| figure(&report, table, row, column)).collect();
+            assert_eq!(shown.len(), measured.len(), "{line}");
+            for (shown, measured) in shown.into_iter().zip(measured) {
+                let Some(measured) = measured else {
+                    assert_eq!(shown, "not measured", "{line}");
+                    continue;
+                };
+                let number = shown.split(' ').next().unwrap().replace(',', "");
+                let decimals = number.split_once('.').map_or(0, |(_, decimals)| decimals.len());
+                assert_eq!(number, format!("{measured:.decimals$}"), "{line}");
+            }
+        }
+    }
+
+    /// The median in a cell of a table; `None` if the table has no such column.
+    fn figure(report: &Value, table: &str, row: &str, column: &str) -> Option<f64> {
+        let tables = ["tables", "summary"].into_iter().flat_map(|key| report[key].as_array().unwrap());
+        let table = tables.into_iter().find(|of| of["title"] == table).unwrap();
+        let place = table["columns"].as_array().unwrap().iter().position(|name| name == column)?;
+        let row = table["rows"].as_array().unwrap().iter().find(|of| of["name"] == row).unwrap();
+        Some(row["cells"][place].as_str().unwrap().split(' ').next().unwrap().parse().unwrap())
+    }
 }

@@ -47,10 +47,16 @@ pub(crate) const AGENT_IMAGE: Program = Program {
 pub(crate) const RELAY_IMAGE: Program =
     Program { path: RELAY, title: "cproxy-relay", user: "65532:65532", licenses: "Apache-2.0", form: "relay" };
 
-/// Writes the layout in place of an earlier one, for this machine's architecture.
-pub(crate) fn write(dir: PathBuf, image: &Program, program: Vec<u8>, stamp: Stamp) -> Result<Written> {
+/// Writes the layout in place of an earlier one, for one architecture.
+pub(crate) fn write(
+    dir: PathBuf,
+    image: &Program,
+    architecture: Architecture,
+    program: Vec<u8>,
+    stamp: Stamp,
+) -> Result<Written> {
     let mut layout = Layout::create(dir)?;
-    let mut manifest = layout.image(image, Architecture::of_host()?, program, stamp)?;
+    let mut manifest = layout.image(image, architecture, program, stamp)?;
     name(&mut manifest);
     layout.finish(manifest)
 }

@@ -10,40 +10,88 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{CONFIG, ELF, KERNEL, build_cached, cached, existing, hash, packages};
-use crate::{paths, run, setup};
+use super::{ARCHITECTURE, CONFIG, ELF, KERNEL, build_cached, cached, existing, hash, packages};
+use crate::{architecture::Architecture, paths, run, setup};
 
 /// Sources of the long-term kernel that is the oldest one with everything in it that cproxy uses.
 const SOURCE: &str = "linux-source-6.1";
-/// Options, as files to merge, in this order.
-const FRAGMENTS: [&str; 2] = ["images/kernel/guest.config", "images/kernel/cproxy.config"];
-
-/// Builds the kernel, without some of the options that the fragments ask for.
-pub(crate) fn built(without: &[String]) -> Result<PathBuf> {
-    let fragments = FRAGMENTS.map(|path| paths::workspace().join(path));
+/// Builds the kernel for an architecture, without some of the options that the fragments ask for.
+pub(crate) fn built(target: Architecture, without: &[String]) -> Result<PathBuf> {
+    let fragments = ["guest", &format!("guest-{}", target.name()), "cproxy"]
+        .map(|name| paths::workspace().join("images/kernel").join(name).with_extension("config"));
     let texts = fragments.iter().map(|path| fs::read_to_string(path).with_context(|| path.display().to_string()));
     let wanted = texts.collect::<Result<Vec<_>>>()?.concat();
     if let Some(unknown) = without.iter().find(|option| !is_asked_for(&wanted, option)) {
         bail!("--without {unknown}: images/kernel asks for no CONFIG_{unknown}");
     }
-    setup::for_kernels()?;
+    setup::for_kernels(target)?;
     let version = packages::version(SOURCE)?;
-    cached(&format!("{SOURCE}_{version}-{}", key(&wanted, without)), |directory| {
+    cached(&format!("{SOURCE}_{version}-{}-{}", target.name(), key(&wanted, without)), |directory| {
         let unpacked = unpacked(&version)?;
-        let source = unpacked.join(SOURCE);
         // Kept: the next one, of nearly the same options, compiles only what they change.
-        let out = unpacked.join("build");
-        configure(&source, &out, &fragments, without)?;
-        check(&out, &wanted, without)?;
-        run::report(format!("kernels: building Linux {version}, 10 minutes on two cores (once)"));
+        let tree =
+            Tree { target, source: unpacked.join(SOURCE), out: unpacked.join(format!("build-{}", target.name())) };
+        tree.configure(&fragments, without)?;
+        let out = &tree.out;
+        check(out, &wanted, without)?;
+        let name = target.name();
+        run::report(format!("kernels: building Linux {version} for {name}, 10 minutes on two cores (once)"));
         let jobs = thread::available_parallelism().map_or(1, usize::from);
-        run::run_logged(make(&source, &out).arg(format!("-j{jobs}")).arg("bzImage"), "building a guest kernel")?;
-        for (from, to) in [("arch/x86/boot/bzImage", KERNEL), (".config", CONFIG)] {
-            fs::copy(out.join(from), directory.join(to)).with_context(|| format!("copying {from}"))?;
+        let image = target.kernel_image();
+        run::run_logged(tree.make().arg(format!("-j{jobs}")).arg(image), "building a guest kernel")?;
+        for (from, to) in [(format!("arch/{}/boot/{image}", tree.arch()), KERNEL), (".config".to_owned(), CONFIG)] {
+            fs::copy(out.join(&from), directory.join(to)).with_context(|| format!("copying {from}"))?;
+        }
+        if !target.is_of_host() {
+            let file = directory.join(ARCHITECTURE);
+            fs::write(&file, name).with_context(|| format!("writing {}", file.display()))?;
         }
         // Without symbols. The note that names the entry point for machines without firmware is loaded, and stays.
-        run::run(Command::new("objcopy").arg("--strip-all").args([out.join("vmlinux"), directory.join(ELF)]))
+        let mut strip = Command::new(target.tool("objcopy"));
+        run::run(strip.arg("--strip-all").args([out.join("vmlinux"), directory.join(ELF)]))
     })
+}
+
+/// Sources, and the directory of an architecture's object files.
+struct Tree {
+    target: Architecture,
+    source: PathBuf,
+    out: PathBuf,
+}
+
+impl Tree {
+    /// Name of the architecture's directory in the sources.
+    fn arch(&self) -> &'static str {
+        match self.target {
+            Architecture::X86_64 => "x86",
+            Architecture::Aarch64 => "arm64",
+        }
+    }
+
+    /// Builds the same bytes from the same sources: without user, host and time of the build.
+    fn make(&self) -> Command {
+        let mut command = Command::new("make");
+        command.arg("-C").arg(&self.source).arg(format!("O={}", self.out.display()));
+        command.arg(format!("ARCH={}", self.arch())).arg(format!("CROSS_COMPILE={}", self.target.tool("")));
+        command.env("KBUILD_BUILD_USER", "cproxy").env("KBUILD_BUILD_HOST", "cproxy");
+        command.env("KBUILD_BUILD_TIMESTAMP", "@0");
+        command
+    }
+
+    fn configure(&self, fragments: &[PathBuf], without: &[String]) -> Result<()> {
+        let Self { source, out, .. } = self;
+        fs::create_dir_all(out).with_context(|| format!("creating {}", out.display()))?;
+        run::run_logged(self.make().arg("tinyconfig"), "configuring a guest kernel")?;
+        let config = out.join(".config");
+        let mut merge = Command::new(source.join("scripts/kconfig/merge_config.sh"));
+        merge.current_dir(source).args(["-m", "-O"]).arg(out).arg(&config).args(fragments);
+        run::run_logged(&mut merge, "merging the options of a guest kernel")?;
+        for option in without {
+            let mut disable = Command::new(source.join("scripts/config"));
+            run::run(disable.arg("--file").arg(&config).args(["--disable", option]))?;
+        }
+        run::run_logged(self.make().arg("olddefconfig"), "completing the options of a guest kernel")
+    }
 }
 
 /// A directory with the sources in it; under the lock of the kernel that is built of them.
@@ -60,27 +108,6 @@ fn unpacked(version: &str) -> Result<PathBuf> {
         run::run_logged(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(directory), "unpacking sources")?;
         fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))
     })
-}
-
-/// Builds the same bytes from the same sources: without user, host and time of the build.
-fn make(source: &Path, out: &Path) -> Command {
-    let mut command = Command::new("make");
-    command.arg("-C").arg(source).arg(format!("O={}", out.display()));
-    command.env("KBUILD_BUILD_USER", "cproxy").env("KBUILD_BUILD_HOST", "cproxy").env("KBUILD_BUILD_TIMESTAMP", "@0");
-    command
-}
-
-fn configure(source: &Path, out: &Path, fragments: &[PathBuf], without: &[String]) -> Result<()> {
-    fs::create_dir_all(out).with_context(|| format!("creating {}", out.display()))?;
-    run::run_logged(make(source, out).arg("tinyconfig"), "configuring a guest kernel")?;
-    let config = out.join(".config");
-    let mut merge = Command::new(source.join("scripts/kconfig/merge_config.sh"));
-    merge.current_dir(source).args(["-m", "-O"]).arg(out).arg(&config).args(fragments);
-    run::run_logged(&mut merge, "merging the options of a guest kernel")?;
-    for option in without {
-        run::run(Command::new(source.join("scripts/config")).arg("--file").arg(&config).args(["--disable", option]))?;
-    }
-    run::run_logged(make(source, out).arg("olddefconfig"), "completing the options of a guest kernel")
 }
 
 /// Fails if an option is missing: one whose dependency is not set vanishes silently.
