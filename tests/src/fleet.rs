@@ -20,10 +20,12 @@ pub use self::{
 use crate::{
     control_plane::{ADDRESS, ControlPlane, role_binding},
     guest::{INITRAMFS_VARIABLE, KERNEL_VARIABLE, path_from_env},
+    population::Shape,
     process::{Daemon, Signal, eventually},
     relay_server::{RelayServer, RunningRelay},
     sandbox::{Placement, Sandbox},
     usage,
+    writer::Writer,
 };
 
 /// Variables with the example's program, the layout with the pods' images, and the directory of the controllers.
@@ -101,6 +103,17 @@ impl<'s> Fleet<'s> {
     /// Creates or changes objects.
     pub fn apply(&self, manifest: &str) {
         self.control_plane.kubectl(&["apply", "-f", "-"], manifest);
+    }
+
+    /// Creates further Services, whose endpoints are no pods: no controller changes them.
+    pub fn populate(&self, shape: Shape) {
+        let objects = shape.objects(0..shape.services).map(|mut object| {
+            if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
+                spec.remove("selector");
+            }
+            object
+        });
+        Writer::new(&self.control_plane).create(objects);
     }
 
     /// Runs kubectl with all rights.

@@ -11,7 +11,7 @@ mod long {
     use serde_json::json;
 
     #[test]
-    fn pods_in_vms_reach_each_other_by_name_and_leave_a_dead_one() {
+    fn pods_of_a_fleet_reach_each_other_by_name_and_leave_a_dead_one() {
         let sandbox = Sandbox::for_test();
         let fleet = Fleet::start(&sandbox);
         fleet.apply(NAMESERVER);
@@ -48,7 +48,7 @@ mod long {
     }
 
     #[test]
-    fn a_pod_without_an_image_and_one_without_cproxy_say_so() {
+    fn a_fleets_pods_without_an_image_and_without_cproxy_say_so() {
         let sandbox = Sandbox::for_test();
         let fleet = Fleet::start(&sandbox);
         let bad = Fleet::client("bad-image", &json!({})).replace("fleet.cproxy.dev/busybox", "nothing:1");

@@ -11,6 +11,7 @@ use std::{
 
 use cproxy_tests::{
     fleet::{Clients, Fleet, NAMESERVER, PATIENCE, Pod, Selector, WEB},
+    population::Shape,
     process::eventually,
     sandbox::Sandbox,
     supervised,
@@ -26,7 +27,10 @@ const SERVERS: usize = 3;
 /// Number of clients.
 const CLIENTS: usize = 2;
 
-/// Time after the last VM is ready in which its agent's requests still count.
+/// Services beside that of the demonstration.
+const POPULATION: Shape = Shape::new(1_000, 10);
+
+/// Time after the last VM is ready in which its agent's requests still count, and after the last one has gone.
 const SETTLE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -38,6 +42,7 @@ fn demonstrate() -> Result<(), String> {
     let sandbox = Sandbox::new(PREFIX);
     println!("Everything happens in a network namespace of its own; nothing of this machine is changed.\n");
     let mut demo = Demo::start(&sandbox);
+    demo.population();
     demo.nameserver();
     demo.service();
     demo.scaling(most);
@@ -79,6 +84,13 @@ impl<'s> Demo<'s> {
 
     fn say(&self, text: impl AsRef<str>) {
         println!("{:9.2}  {}", self.start.elapsed().as_secs_f64(), text.as_ref());
+    }
+
+    /// The Services that the agents of all VMs follow.
+    fn population(&self) {
+        self.fleet.populate(POPULATION);
+        let Shape { services, endpoints } = POPULATION;
+        self.say(format!("the cluster has {services} other Services with {endpoints} endpoints each"));
     }
 
     /// CoreDNS in a VM.
@@ -128,6 +140,7 @@ impl<'s> Demo<'s> {
     fn scale_from_nothing(&self, count: usize) -> (Duration, Duration) {
         self.fleet.scale(0);
         self.fleet.wait_gone(Selector::WEB);
+        thread::sleep(SETTLE);
         let (before, start) = (self.fleet.api_server_cpu(), Instant::now());
         thread::sleep(SETTLE);
         let (idle, measured) = (self.fleet.api_server_cpu(), start.elapsed());

@@ -44,6 +44,10 @@ fn a_guest_names_each_missing_requirement() {
     let console_of_wrong_ca = console(wrong_ca, "fail");
     assert_logged(&console_of_wrong_ca, &["WARN", "api.test:6443", "certificate"]);
 
+    let without_credentials = GuestImage::new(&sandbox, &Kernel::from_env()).parameter(API_SERVER);
+    let console_without_credentials = console(without_credentials, "fail");
+    assert_logged(&console_without_credentials, &["no credentials for https://api.test:6443", SECRETS]);
+
     for (parameter, words) in [
         ("nothing=said", "--apiserver"),
         ("cproxy.apiserver=somewhere", "invalid value 'somewhere' for '--apiserver"),
