@@ -192,7 +192,7 @@ fn transcript() -> File {
     let directory = program.ancestors().nth(3).unwrap().join("transcripts");
     fs::create_dir_all(&directory).unwrap();
     let name = thread::current().name().unwrap_or("main").replace("::", ".");
-    File::create(directory.join(name).with_extension("txt")).unwrap()
+    File::create(directory.join(format!("{name}.txt"))).unwrap()
 }
 
 /// Debian's root file system.

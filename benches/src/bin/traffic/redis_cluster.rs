@@ -17,7 +17,7 @@ use cproxy_tests::{process::Daemon, sandbox::Sandbox};
 
 use crate::{PREFIX, Plan, contest, contest::Rounds, redis, servers};
 
-const ROUNDS: Rounds = Rounds::of_all(10);
+const ROUNDS: Rounds = Rounds::of_all(6);
 const SERVICES: [u32; 2] = [10, 5_000];
 
 /// Number of hash slots of a redis cluster.
@@ -33,7 +33,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let mut report = servers::report("redis-cluster", &arena);
     report.add_version("redis", "redis-server", &["--version"]);
     let (mut staying, mut short) = (Vec::new(), Vec::new());
-    let (all, few) = if plan.quick { ("2000", "500") } else { ("100000", "20000") };
+    let (all, few) = if plan.quick { ("2000", "500") } else { ("200000", "40000") };
     let rounds = plan.rounds(ROUNDS);
     for services in plan.services(&SERVICES) {
         for (keep_alive, requests, into) in [("1", all, &mut staying), ("0", few, &mut short)] {
@@ -58,9 +58,10 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     contest::add_with_overview(&mut report, title, chart, 0, &short);
     report.notes.push(format!(
         "Three shards without replicas, each with a Service; redis-benchmark --cluster -t get -c {}, -n {all} with -k \
-         1 and -n {few} with -k 0, with a thread for each shard; {rounds}. Each shard announces its ClusterIP. The \
-         servers' namespace has these addresses, too, by which the shards reach each other and the direct connection \
-         reaches them; before each measurement, every other peer must arrive at each shard's own address.",
+         1 and -n {few} with -k 0, with a thread for each shard, which ends a run at a quarter of a second; {rounds}. \
+         Each shard announces its ClusterIP. The servers' namespace has these addresses, too, by which the shards \
+         reach each other and the direct connection reaches them; before each measurement, every other peer must \
+         arrive at each shard's own address.",
         redis::CLIENTS
     ));
     Ok(report)
