@@ -261,10 +261,11 @@ impl Release {
         Ok(())
     }
 
-    /// Adds the guest's kernel in both of its forms.
+    /// Adds the guest's kernel in the forms that it has.
     fn add_kernel(&self, target: Architecture) -> Result<()> {
         let built = kernels::built(target, &[])?;
-        for (from, to) in [(kernels::KERNEL, target.kernel_image()), (kernels::ELF, "vmlinux")] {
+        let files = [(kernels::KERNEL, target.kernel_image()), (kernels::ELF, "vmlinux")];
+        for (from, to) in files.into_iter().filter(|(from, _)| built.join(from).exists()) {
             let name = format!("cproxy-guest-kernel-{}-{}.{to}", version(), target.name());
             self.add(&name, &read(&built.join(from))?)?;
         }

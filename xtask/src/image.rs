@@ -61,7 +61,7 @@ enum Form {
     Oci,
     /// relay: an image layout with the relay alone
     Relay,
-    /// kernel and vmlinux: a guest's kernel as bzImage (Image on aarch64) and as ELF file, built from Debian's sources with the options
+    /// kernel and vmlinux: a guest's kernel as bzImage and as ELF file (for aarch64 only kernel, an Image), built from Debian's sources with the options
     /// of images/kernel
     Kernel,
 }
@@ -86,8 +86,8 @@ pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
         }
         Form::Kernel => {
             let built = kernels::built(target, &arguments.without)?;
-            let copy = |name: &str| write(out.join(name), &read(&built.join(name))?);
-            vec![copy(kernels::ELF)?, copy(kernels::KERNEL)?]
+            let files = [kernels::ELF, kernels::KERNEL].into_iter().filter(|name| built.join(name).exists());
+            files.map(|name| write(out.join(name), &read(&built.join(name))?)).collect::<Result<_>>()?
         }
     };
     for Written { path, bytes, digest } in written {

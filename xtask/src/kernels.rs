@@ -23,7 +23,7 @@ use crate::paths;
 
 /// The kernel's image in its directory.
 pub(crate) const KERNEL: &str = "kernel";
-/// The same as an ELF file, where it was built.
+/// The same as an ELF file, where it was built for x86_64.
 pub(crate) const ELF: &str = "vmlinux";
 /// Name of its architecture, if that is not this machine's.
 const ARCHITECTURE: &str = "architecture";

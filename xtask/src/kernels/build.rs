@@ -46,6 +46,10 @@ pub(crate) fn built(target: Architecture, without: &[String]) -> Result<PathBuf>
             let file = directory.join(ARCHITECTURE);
             fs::write(&file, name).with_context(|| format!("writing {}", file.display()))?;
         }
+        if target != Architecture::X86_64 {
+            // Hypervisors start the image itself.
+            return Ok(());
+        }
         // Without symbols. The note that names the entry point for machines without firmware is loaded, and stays.
         let mut strip = Command::new(target.tool("objcopy"));
         run::run(strip.arg("--strip-all").args([out.join("vmlinux"), directory.join(ELF)]))
