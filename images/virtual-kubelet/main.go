@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"net"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -82,13 +83,51 @@ func run(ctx context.Context, s *settings) error {
 	return p.follow(ctx)
 }
 
-func newProvider(s *settings) (*provider, error) {
-	if _, known := machines[s.hypervisor.machine]; !known {
-		return nil, fmt.Errorf("--machine %q: neither microvm nor q35", s.hypervisor.machine)
-	}
+// check names the first flag that cannot work, before there is a Node.
+func (s *settings) check() (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(s.podNetwork)
-	if err != nil || !prefix.Addr().Is4() {
-		return nil, fmt.Errorf("--pod-network %q: an IPv4 address with the length of its prefix is wanted", s.podNetwork)
+	if flag.NArg() > 0 {
+		return prefix, fmt.Errorf("%q is no flag", flag.Arg(0))
+	}
+	if _, known := machines[s.hypervisor.machine]; !known {
+		return prefix, fmt.Errorf("--machine %q: neither microvm nor q35", s.hypervisor.machine)
+	}
+	if err != nil || !prefix.Addr().Is4() || prefix.Bits() > 30 {
+		return prefix, fmt.Errorf("--pod-network %q: want an IPv4 address with a prefix of at most 30 bits", s.podNetwork)
+	}
+	if s.maxPods < 1 {
+		return prefix, fmt.Errorf("--max-pods %d: a node has at least one", s.maxPods)
+	}
+	for _, address := range [][2]string{{"--node-address", s.nodeAddress}, {"--cluster-dns", s.clusterDNS}} {
+		if _, err := netip.ParseAddr(address[1]); err != nil {
+			return prefix, fmt.Errorf("%s %q: an IP address is wanted", address[0], address[1])
+		}
+	}
+	for _, file := range [][2]string{
+		{"--kubeconfig", s.kubeconfig}, {"--tls-cert-file", s.certificate}, {"--tls-private-key-file", s.key},
+		{"--client-ca-file", s.clientCA}, {"--images", s.images},
+		{"--kernel", s.hypervisor.kernel}, {"--initramfs", s.hypervisor.base},
+	} {
+		if file[1] == "" {
+			return prefix, fmt.Errorf("%s is missing", file[0])
+		}
+		if _, err := os.Stat(file[1]); err != nil {
+			return prefix, fmt.Errorf("%s: %w", file[0], err)
+		}
+	}
+	if err := os.MkdirAll(s.directory, 0o700); err != nil {
+		return prefix, fmt.Errorf("--directory %q: %w", s.directory, err)
+	}
+	if _, err := net.InterfaceByName(s.bridge); err != nil {
+		return prefix, fmt.Errorf("--bridge %q: %w", s.bridge, err)
+	}
+	return prefix, nil
+}
+
+func newProvider(s *settings) (*provider, error) {
+	prefix, err := s.check()
+	if err != nil {
+		return nil, err
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
 	if err != nil {
@@ -103,7 +142,7 @@ func newProvider(s *settings) (*provider, error) {
 	authority := config.CAData
 	if authority == nil {
 		if authority, err = os.ReadFile(config.CAFile); err != nil {
-			return nil, fmt.Errorf("authority of the API server: %w", err)
+			return nil, fmt.Errorf("--kubeconfig %s: authority of the API server: %w", s.kubeconfig, err)
 		}
 	}
 	registered, err := register(client, s)

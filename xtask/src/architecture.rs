@@ -64,6 +64,16 @@ impl Architecture {
         if self.is_of_host() { name.to_owned() } else { format!("{}-linux-gnu-{name}", self.name()) }
     }
 
+    /// Whether a file is an ELF program for it.
+    pub(crate) fn runs(self, program: &[u8]) -> bool {
+        // EM_X86_64 and EM_AARCH64 (elf.h).
+        let machine: u16 = match self {
+            Self::X86_64 => 62,
+            Self::Aarch64 => 183,
+        };
+        program.starts_with(b"\x7fELF") && program.get(18..20) == Some(&machine.to_le_bytes())
+    }
+
     /// The image of its kernels that boot loaders and hypervisors start.
     pub(crate) fn kernel_image(self) -> &'static str {
         match self {
@@ -103,6 +113,8 @@ mod tests {
         let host = Architecture::of_host().unwrap();
         let other = if host == Architecture::X86_64 { Architecture::Aarch64 } else { Architecture::X86_64 };
         assert_eq!(host.tool("strip"), "strip");
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        assert!(host.runs(&own) && !other.runs(&own) && !host.runs(b"\x7fELF"));
         assert_eq!(other.tool("strip"), format!("{}-linux-gnu-strip", other.name()));
         assert_eq!(Architecture::Aarch64.triple(), "aarch64-unknown-linux-gnu");
     }

@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
 use self::pages::Pages;
@@ -27,6 +27,9 @@ const MDBOOK: Tool = Tool {
     duration: "a minute",
     options: &["--no-default-features", "--features", "search", "--config", "profile.release.opt-level=0"],
 };
+
+/// The book's settings, which a directory of ours has.
+const SETTINGS: &str = "book.toml";
 
 /// Settings of the book. Chapters have no numbers: a page may stand in more than one order.
 const BOOK: &str = r#"[book]
@@ -53,9 +56,16 @@ pub(crate) struct DocsArguments {
 /// Builds the site, checks its links and prints its path.
 pub(crate) fn run(arguments: &DocsArguments) -> Result<()> {
     let out = arguments.out.clone().unwrap_or_else(|| paths::target().join("docs"));
+    ensure!(
+        !out.exists() || out.join(SETTINGS).is_file(),
+        "{}: neither new nor a site of before: name another directory",
+        out.display()
+    );
+    fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
     setup::for_building()?;
     let mdbook = MDBOOK.ensure()?;
     let source = out.join("src");
+    write(&out.join(SETTINGS), BOOK)?;
     for directory in [&source, &out.join("site")] {
         fs::remove_dir_all(directory).ok();
     }
@@ -66,7 +76,6 @@ pub(crate) fn run(arguments: &DocsArguments) -> Result<()> {
         pages.add_generated(&format!("reference/{name}"), text);
     }
     pages.write(&source)?;
-    write(&out.join("book.toml"), BOOK)?;
     run::run(run::to_stderr(Command::new(mdbook).arg("build").arg(&out))?)?;
     let site = out.join("site");
     let checked = check::links(&site)?;

@@ -15,7 +15,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
@@ -61,8 +61,8 @@ enum Form {
     Oci,
     /// relay: an image layout with the relay alone
     Relay,
-    /// kernel and vmlinux: a guest's kernel as bzImage and as ELF file (for aarch64 only kernel, an Image), built from Debian's sources with the options
-    /// of images/kernel
+    /// kernel and vmlinux: a guest's kernel as bzImage and as ELF file (for aarch64 only kernel, an Image), built from
+    /// Debian's sources with the options of images/kernel
     Kernel,
 }
 
@@ -72,7 +72,11 @@ pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
     let out = arguments.out.clone().unwrap_or_else(|| out_for(target));
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
     let agent = || match &arguments.agent {
-        Some(file) => read(file),
+        Some(file) => {
+            let program = read(file)?;
+            ensure!(target.runs(&program), "--agent {}: no program for {}", file.display(), target.name());
+            Ok(program)
+        }
         None => build(&binary::AGENT, target),
     };
     let stamp = Stamp::find()?;

@@ -22,7 +22,7 @@ pub(crate) struct Answer<'a> {
     target: String,
     /// Whether all calls are answered.
     answered: bool,
-    /// What the destination stands for.
+    /// Calls that the destination stands for, at least one.
     calls: Vec<Verdict>,
     /// Facts that decide, each with its state.
     findings: Vec<Finding>,

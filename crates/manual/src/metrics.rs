@@ -54,7 +54,8 @@ mod tests {
 
     #[test]
     fn a_metric_has_its_type_help_and_labels() {
-        let text = "# HELP a_total Things.\n# TYPE a_total counter\na_total{b=\"1\",c=\"2\"} 3\na_total{b=\"2\",c=\"2\"} 3\n\
+        let text = "# HELP a_total Things.\n# TYPE a_total counter\n\
+                    a_total{b=\"1\",c=\"2\"} 3\na_total{b=\"2\",c=\"2\"} 3\n\
                     # HELP d Time.\n# TYPE d histogram\nd_bucket{le=\"1\"} 1\n";
         let expected = [
             Metric { name: "a_total", kind: "counter", help: "Things.", labels: vec!["b", "c"] },

@@ -225,6 +225,15 @@ fn the_chart_follows_its_values() {
     assert_eq!(*subject, user);
     assert_eq!(objects["ConfigMap/cproxy-alerts"]["metadata"]["labels"]["release"], "prometheus");
 
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let pinned = rendered(
+        &sandbox,
+        &["--set", &format!("relay.image.digest={digest}"), "--set-string", "relay.tlsSecretName=123"],
+    );
+    let relay = &pinned["Deployment/cproxy-relay"]["spec"]["template"]["spec"];
+    assert_eq!(relay["containers"][0]["image"], format!("cproxy-relay@{digest}"));
+    assert_eq!(relay["volumes"][0]["secret"]["secretName"], "123");
+
     let nothing = ["relay.enabled=false", "agents.enabled=false", "alerts.enabled=false"];
     let options: Vec<&str> = nothing.iter().flat_map(|value| ["--set", value]).collect();
     assert_eq!(rendered(&sandbox, &options).len(), 0);
@@ -246,6 +255,8 @@ fn wrong_values_are_refused_by_name() {
         ("agents.nodes=node-1", ["/agents/nodes", "array"]),
         ("alerts.prometheusRule=perhaps", ["/alerts/prometheusRule", "boolean"]),
         ("relais.enabled=true", ["relais", "not allowed"]),
+        ("relay.image=null", ["/relay", "image"]),
+        ("relay.image.digest=v9", ["/relay/image/digest", "pattern"]),
     ] {
         let output = helm(&sandbox, &["template", "cproxy", chart.to_str().unwrap(), "--set", value]);
         assert_ne!(output.code, 0, "{value} is accepted");

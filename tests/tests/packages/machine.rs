@@ -34,8 +34,8 @@ pub(crate) const VIP: &str = "10.96.0.20";
 const POD: &str = "10.244.0.1";
 
 /// Set-up of the machine, as a container manager makes it: file systems of its own, the settings of this machine's
-/// kernel read-only, and a first process. The arguments are the root file system, a directory for changes to it, one for
-/// the kernel's use, the mount point, and the script of the first process.
+/// kernel read-only, and a first process. The arguments are the root file system, a directory for changes to it, one
+/// for the kernel's use, the mount point, and the script of the first process.
 const BOOT: &str = r#"set -eu
 mount --make-rprivate /
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$3" "$4"

@@ -144,6 +144,8 @@ fn the_archive_has_all_that_an_installation_by_hand_needs() {
         ("-rw-r--r--", "systemd/cproxy.service"),
         ("-rw-r--r--", "systemd/cproxy-wait.service"),
         ("-rwxr-xr-x", "init.d/cproxy"),
+        ("-rwxr-xr-x", "openrc/cproxy-wait"),
+        ("-rwxr-xr-x", "s6/cproxy/run"),
         ("-rw-r--r--", "man/cproxy-run.8"),
         ("-rw-r--r--", "completions/_cproxy"),
         ("-rw-r--r--", "README.md"),

@@ -30,13 +30,17 @@ fn debian_with_openrc_installs_upgrades_and_removes_the_package() {
     let said = machine.does(&format!("dpkg --install {package}"));
     assert!(!said.contains("systemctl"), "{said}");
     machine.does(SETTING);
+    machine.does("dpkg-divert --local --rename --add /etc/init.d/cproxy");
     machine.does(&steps("rc-update add cproxy"));
     machine.does("rc-service cproxy start && cproxy wait --timeout 60s && rc-service cproxy status");
     machine.assert_served();
 
     let pids = machine.does("pidof cproxy");
-    let newer = machine.bring(&repacked(&sandbox, "9.0.0-1", |_| ()));
-    let said = machine.without_interruption(|| machine.does(&format!("dpkg --force-confold --install {newer}")));
+    let newer = machine.bring(&repacked(&sandbox, "9.0.0-1", |files| {
+        let script = files.join("etc/init.d/cproxy");
+        fs::write(&script, fs::read_to_string(&script).unwrap() + "# Of the next version.\n").unwrap();
+    }));
+    let said = machine.without_interruption(|| machine.does(&format!("dpkg --install {newer}")));
     machine.does("rc-service cproxy status && cproxy wait --timeout 60s");
     assert_ne!(machine.does("pidof cproxy"), pids, "the new agent runs: {said}");
     machine.assert_served();
@@ -45,8 +49,57 @@ fn debian_with_openrc_installs_upgrades_and_removes_the_package() {
     assert!(said.contains("removing the table"), "{said}");
     machine.does("! pidof cproxy");
     http::get((VIP, 80), "/").expect_err("no ClusterIP is served any more");
-    machine.does("dpkg --purge cproxy");
+    machine.does("dpkg --purge cproxy && test ! -e /etc/runlevels/default/cproxy-wait");
     machine.does("test ! -e /usr/bin/cproxy && test -e /etc/cproxy/manifests/web.json");
+}
+
+/// The init script of the package alone, as where no runlevel is known.
+#[test]
+fn debian_without_a_running_init_uses_the_packages_script() {
+    let sandbox = Sandbox::for_test();
+    let machine = Machine::idle(&sandbox, &debian());
+    let _server = machine.with_service();
+    let package = machine.bring(&agent_package());
+    machine.does(&format!("dpkg --install {package}"));
+    machine.does(SETTING);
+    // The end of the pipe is not waited for, although the agent goes on.
+    machine.does("timeout 60 sh -c '/etc/init.d/cproxy start | cat' && /etc/init.d/cproxy status");
+    machine.assert_served();
+    let pids = machine.does("pidof cproxy");
+    let newer = machine.bring(&repacked(&sandbox, "9.0.0-1", |_| ()));
+    machine.without_interruption(|| machine.does(&format!("dpkg --force-confold --install {newer}")));
+    assert_ne!(machine.does("pidof cproxy"), pids, "the new agent runs");
+    machine.assert_served();
+
+    machine.does("dpkg --remove cproxy && ! pidof cproxy");
+    http::get((VIP, 80), "/").expect_err("no ClusterIP is served any more");
+    // The script stays, with nothing to start.
+    let said = machine.does("/etc/init.d/cproxy start");
+    assert!(said.contains("/usr/bin/cproxy is not installed"), "{said}");
+    // The process of a stale pid file is left alone.
+    machine.does("sleep 100 & echo $! >/run/cproxy.pid; /etc/init.d/cproxy stop; kill $!");
+}
+
+#[test]
+fn runit_gets_the_new_agent_and_loses_it_with_the_package() {
+    let sandbox = Sandbox::for_test();
+    let machine = Machine::idle(&sandbox, &debian());
+    let _server = machine.with_service();
+    let archive = machine.bring(&path_from_env(INIT_SYSTEMS_VARIABLE, "cargo xtask test"));
+    machine.does(&format!("tar -C / --keep-directory-symlink -xf {archive}"));
+    let package = machine.bring(&agent_package());
+    machine.does(&format!("dpkg --install {package}"));
+    machine.does(SETTING);
+    machine.does("mkdir -p /etc/sv /etc/service /var/log; runsvdir /etc/service >/dev/null 2>&1 &");
+    machine.does(&steps("ln -s /etc/sv/cproxy"));
+    machine.does("cproxy wait --timeout 60s");
+    machine.assert_served();
+    let pids = machine.does("pidof cproxy");
+    let newer = machine.bring(&repacked(&sandbox, "9.0.0-1", |_| ()));
+    machine.without_interruption(|| machine.does(&format!("dpkg --force-confold --install {newer}")));
+    assert_ne!(machine.does("pidof cproxy"), pids, "the new agent runs");
+    machine.does("dpkg --remove cproxy && ! pidof cproxy");
+    http::get((VIP, 80), "/").expect_err("no ClusterIP is served any more");
 }
 
 #[test]

@@ -76,6 +76,9 @@ fn archived(released: &Released, manual: &Path) -> Result<Tree> {
         for unit in ["cproxy.service", "cproxy-wait.service"] {
             files.push((overlay.join("usr/lib/systemd/system").join(unit), format!("systemd/{unit}")));
         }
+        for system in ["openrc", "runit", "s6"] {
+            tree.add_tree(system, Tree::read(&overlay.join("usr/share/cproxy").join(system))?);
+        }
         tree.add_program("init.d/cproxy", read(&overlay.join("usr/share/cproxy/init.d"))?);
         for part in ["man", "completions"] {
             for file in sorted(&manual.join(part))? {

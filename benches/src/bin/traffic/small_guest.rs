@@ -55,7 +55,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         "Each peer has a guest of its own with {MEMORY_MIB} MiB, which also holds the servers. Its processor is \
          emulated, and each executed instruction advances its clocks by two nanoseconds (-icount \
          shift={HALF_A_CORE}), so that it executes 500 million instructions a second: half of what the guests of \
-         `guest` do. conntrack's table has kube-proxy's default size. \"-\" is a peer that does not get its rules into the kernel there."
+         `guest` do. conntrack's table has kube-proxy's default size. \"-\" is a peer that does not get its rules into \
+         the kernel there."
     ));
     Ok(report)
 }

@@ -16,30 +16,37 @@ DAEMON=/usr/bin/cproxy
 PIDFILE=/run/cproxy.pid
 LOG=/var/log/cproxy.log
 
-# Pid of the loop that restarts the agent.
+# Pid of the loop that restarts the agent. A pid file from before may have that of another process by now.
 pid() {
-    pid=$(cat "$PIDFILE" 2>/dev/null) && kill -0 "$pid" 2>/dev/null
+    pid=$(cat "$PIDFILE" 2>/dev/null) && kill -0 "$pid" 2>/dev/null && grep -q cproxy "/proc/$pid/cmdline" 2>/dev/null
 }
 
 keep_running() {
+    # Nothing of the caller's stays open: it may wait for the end of a pipe.
+    exec </dev/null >>"$LOG" 2>&1
     agent=
     trap 'kill "$agent" && wait "$agent"; exit 0' TERM
     trap 'kill -HUP "$agent"' HUP
-    while :; do
+    # A package that is removed takes the program away.
+    while [ -x "$DAEMON" ]; do
         "$DAEMON" run &
         agent=$!
         # A signal ends the wait, not the agent.
         while wait "$agent"; ended=$?; kill -0 "$agent" 2>/dev/null; do :; done
         # With the setting enabled = false, it has said so.
-        [ "$ended" -ne 3 ] || exit 0
+        [ "$ended" -ne 3 ] || break
         sleep 1 &
         wait $!
     done
+    rm -f "$PIDFILE"
+    exit 0
 }
 
 start() {
+    # The script stays when its package is removed.
+    [ -x "$DAEMON" ] || { echo "$DAEMON is not installed"; return; }
     if ! pid; then
-        keep_running </dev/null >>"$LOG" 2>&1 &
+        keep_running &
         echo $! >"$PIDFILE"
     fi
     "$DAEMON" wait
