@@ -30,7 +30,7 @@ fn debian_with_openrc_installs_upgrades_and_removes_the_package() {
     let said = machine.does(&format!("dpkg --install {package}"));
     assert!(!said.contains("systemctl"), "{said}");
     machine.does(SETTING);
-    machine.does("dpkg-divert --local --rename --add /etc/init.d/cproxy");
+    machine.does(&steps("dpkg-divert"));
     machine.does(&steps("rc-update add cproxy"));
     machine.does("rc-service cproxy start && cproxy wait --timeout 60s && rc-service cproxy status");
     machine.assert_served();
@@ -90,7 +90,7 @@ fn runit_gets_the_new_agent_and_loses_it_with_the_package() {
     let package = machine.bring(&agent_package());
     machine.does(&format!("dpkg --install {package}"));
     machine.does(SETTING);
-    machine.does("mkdir -p /etc/sv /etc/service /var/log; runsvdir /etc/service >/dev/null 2>&1 &");
+    machine.does("ln -s default /etc/runit/runsvdir/current; runsvdir /etc/service >/dev/null 2>&1 &");
     machine.does(&steps("ln -s /etc/sv/cproxy"));
     machine.does("cproxy wait --timeout 60s");
     machine.assert_served();

@@ -131,14 +131,21 @@ mod tests {
     }
 
     /// Starts of rows of the README's table with their places in the results: benchmark, table, row and columns.
-    const README_ROWS: [(&str, &str, &str, &str, &[&str]); 6] = [
+    const README_ROWS: [(&str, &str, &str, &str, &[&str]); 7] = [
         ("resident memory at rest", "agent", AGENT_TABLE, "resident memory at rest, MiB", &PROXIES),
         (
             "median connect() time",
             "connect",
             "Connections, connect(2), p50, us, ratio to the direct connection's",
             "5000 Services",
-            &["cproxy", "iptables", "nftables"],
+            &MODES,
+        ),
+        (
+            "requests refused while",
+            "rolling",
+            "requests during rolling updates, 5000 Services, pods end at once",
+            "refused",
+            &MODES,
         ),
         ("time from start to ready", "agent", AGENT_TABLE, "start to ready, s", &PROXIES),
         (
@@ -152,6 +159,7 @@ mod tests {
         ("sent to one agent", "fanout", FANOUT_TABLE, "  sent to each, KiB", &CLIENTS),
     ];
     const AGENT_TABLE: &str = "5000 Services with 10 endpoints each, in 5000 slices";
+    const MODES: [&str; 3] = ["cproxy", "iptables", "nftables"];
     const PROXIES: [&str; 3] = ["cproxy", "kube-proxy, iptables", "kube-proxy, nftables"];
     const FANOUT_TABLE: &str = "Clients of one API server with 1000 Services of 10 endpoints each";
     const CLIENTS: [&str; 3] = ["1 cproxy", "1 kube-proxy, iptables", "1 kube-proxy, nftables"];
