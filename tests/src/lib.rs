@@ -22,6 +22,7 @@ pub mod faults;
 pub mod fleet;
 pub mod guest;
 pub mod http;
+pub mod init_systems;
 pub mod manifest;
 pub mod memory;
 pub mod nameserver;

@@ -2,21 +2,20 @@
 //! Services work, a killed agent comes back, and a machine where cproxy is switched off is left alone.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use cproxy_documents::blocks;
-use cproxy_tests::sandbox::Sandbox;
+use cproxy_tests::{
+    init_systems::{self, steps},
+    sandbox::Sandbox,
+};
 
 use crate::{
     output, repository,
     root::{boot, guest, program},
 };
-
-/// Variable with the archive of the init systems.
-const VARIABLE: &str = "CPROXY_INIT_SYSTEMS";
 
 /// Settings with cproxy switched on and off. They are in the file: OpenRC mounts a /proc of its own, over the one with
 /// the test's kernel command line.
@@ -36,16 +35,6 @@ const PRELUDE: &str = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
     returned() { new=$(agent); [ -n \"$new\" ] && [ \"$new\" != \"$1\" ]; }\n\
     has_gone() { [ -z \"$(agent)\" ]; }\n";
 
-/// Page with the steps of an installation.
-const PAGE: &str = "docs/integrations/plain-node.md";
-
-/// The page's commands that contain these words.
-fn steps(words: &str) -> String {
-    let page = fs::read_to_string(repository().join(PAGE)).unwrap();
-    let block = blocks(&page).into_iter().find(|block| block.text.contains(words));
-    block.unwrap_or_else(|| panic!("{PAGE} has no block with {words:?}")).text
-}
-
 /// Script of a workload: the page's line, and a witness.
 fn workload(rest: &str) -> String {
     let line = steps("cproxy wait || exit 1");
@@ -55,8 +44,7 @@ fn workload(rest: &str) -> String {
 /// A root with the init systems and cproxy's service files.
 fn root(sandbox: &Sandbox) -> PathBuf {
     let root = guest(sandbox);
-    let archive = env::var_os(VARIABLE).unwrap_or_else(|| panic!("{VARIABLE} is not set: run `cargo xtask test`"));
-    output(Command::new("tar").arg("-C").arg(&root).arg("-xf").arg(archive));
+    output(Command::new("tar").arg("-C").arg(&root).arg("-xf").arg(init_systems::archive()));
     let overlay = repository().join("images/rootfs/usr/share");
     output(Command::new("cp").arg("-R").arg(overlay).arg(root.join("usr")));
     root

@@ -14,7 +14,7 @@ fn configure(machine: &Machine<'_>) {
 }
 
 /// Installs the agent's package, configures it and starts the agent.
-fn install_and_start(machine: &Machine<'_>) {
+pub(crate) fn install_and_start(machine: &Machine<'_>) {
     let package = machine.bring(&agent_package());
     machine.does(&format!("dpkg --install {package}"));
     configure(machine);

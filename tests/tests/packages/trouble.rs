@@ -4,7 +4,10 @@ use std::{fs, process::Command};
 
 use cproxy_tests::sandbox::Sandbox;
 
-use crate::machine::{Machine, agent_package, release_file};
+use crate::{
+    lifecycle::install_and_start,
+    machine::{Machine, agent_package, release_file, repacked},
+};
 
 #[test]
 fn a_package_over_an_installation_by_hand_names_what_is_in_its_way() {
@@ -62,16 +65,17 @@ fn a_half_finished_installation_says_what_is_missing_and_is_repaired_by_another(
     assert_eq!(machine.does("dpkg --verify cproxy"), "");
 }
 
+/// Copy of the machine's root, in which an image is made.
+const COPY: &str = "mkdir /image && cp -a /bin /etc /lib* /sbin /usr /var /image\n\
+                    mkdir /image/dev /image/tmp /image/proc && mknod -m 666 /image/dev/null c 1 3";
+
 /// An image is made in a root without a running system: nothing is started, and nothing of the host is touched.
 #[test]
 fn a_package_is_installed_and_removed_where_no_system_runs() {
     let sandbox = Sandbox::for_test();
     let machine = Machine::boot(&sandbox);
     let package = machine.bring(&agent_package());
-    machine.does(&format!(
-        "mkdir /image && cp -a /bin /etc /lib* /sbin /usr /var /image && ls {package}\n\
-         mkdir /image/dev /image/tmp && mknod -m 666 /image/dev/null c 1 3"
-    ));
+    machine.does(COPY);
     let inside = |script: &str| machine.does(&format!("chroot /image sh -c '{script}'"));
     let said = inside(&format!("dpkg --install {package}"));
     assert!(!said.contains("systemctl"), "{said}");
@@ -79,6 +83,25 @@ fn a_package_is_installed_and_removed_where_no_system_runs() {
     machine.does("test ! -e /run/cproxy && test ! -e /etc/systemd/system/multi-user.target.wants/cproxy.service");
     let said = inside("dpkg --purge cproxy");
     assert!(!said.contains("removing the table"), "{said}");
+}
+
+/// A package in an image is upgraded with the machine's processes in sight.
+#[test]
+fn an_image_is_made_beside_a_running_agent() {
+    let sandbox = Sandbox::for_test();
+    let machine = Machine::boot(&sandbox);
+    let _server = machine.with_service();
+    let packages = [agent_package(), repacked(&sandbox, "9.0.0-1", |_| ())].map(|package| machine.bring(&package));
+    machine.does(COPY);
+    machine.does("mount --bind /proc /image/proc");
+    install_and_start(&machine);
+    let pid = machine.does("systemctl show --property MainPID --value cproxy");
+    for package in packages {
+        machine.without_interruption(|| machine.does(&format!("chroot /image dpkg --install {package}")));
+    }
+    machine.does("chroot /image dpkg --purge cproxy");
+    assert_eq!(machine.does("systemctl show --property MainPID --value cproxy"), pid);
+    machine.assert_served();
 }
 
 /// The shell of each system reads its scripts.
