@@ -10,16 +10,17 @@ use crate::{paths, run};
 /// Fails unless a Go is there that is new enough for both, which want the same.
 pub(crate) fn check() -> Result<()> {
     let wanted = wanted()?;
-    let advice =
-        format!("install Go {wanted} or later, or leave out what needs it with `--without cluster --without programs`");
+    let advice = format!(
+        "install Go {wanted} or later; tests leave out what needs it with `--without cluster --without programs`"
+    );
     let found = match run::capture(Command::new("go").args(["env", "GOVERSION"])) {
         Ok(found) => found.trim().trim_start_matches("go").to_owned(),
-        Err(_) => bail!("no Go here, which tests are built with: {advice}"),
+        Err(_) => bail!("no Go here, which builds the programs of others: {advice}"),
     };
     if numbers(&found) < numbers(&wanted) {
-        bail!("Go {found} is too old for what tests are built from: {advice}");
+        bail!("Go {found} is too old for the programs of others: {advice}");
     }
-    run::report(format!("go: found {found} (tests need {wanted})"));
+    run::report(format!("go: found {found} (wanted: {wanted})"));
     Ok(())
 }
 
