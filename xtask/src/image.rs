@@ -112,9 +112,13 @@ pub(crate) fn initramfs_of(target: Architecture, agent: &Path) -> Result<PathBuf
 /// An initramfs with this agent, for an architecture.
 pub(crate) fn initramfs_bytes(target: Architecture, agent: Vec<u8>) -> Result<Vec<u8>> {
     setup::for_images()?;
-    let (own, applets) = busybox()?;
-    let busybox = if target.is_of_host() { own } else { read(&kernels::busybox(target)?)? };
-    gzip(&cpio::archive(&initramfs(agent, busybox, &applets)?, Stamp::find()?)?)
+    let applets = busybox()?.1;
+    gzip(&cpio::archive(&initramfs(agent, busybox_for(target)?, &applets)?, Stamp::find()?)?)
+}
+
+/// A static busybox for an architecture.
+pub(crate) fn busybox_for(target: Architecture) -> Result<Vec<u8>> {
+    if target.is_of_host() { Ok(busybox()?.0) } else { read(&kernels::busybox(target)?) }
 }
 
 /// The files over a guest's root file system with this agent, for tests.

@@ -109,6 +109,9 @@ fn checksums_and_provenance_name_every_file() {
     let commit = predicate.pointer("/externalParameters/commit").and_then(Value::as_str).unwrap();
     assert!(commit.trim_end_matches("-dirty").len() == 40, "{commit}");
     assert!(predicate.pointer("/internalParameters/toolchain/rustc").is_some());
+    let materials = predicate.get("resolvedDependencies").and_then(Value::as_array).unwrap();
+    let names: Vec<_> = materials.iter().map(|material| material.get("uri").and_then(Value::as_str).unwrap()).collect();
+    assert!(names.iter().any(|name| name.starts_with("pkg:deb/debian/busybox-static")), "{names:?}");
 }
 
 #[test]

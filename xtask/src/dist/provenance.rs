@@ -4,11 +4,13 @@
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context as _, Result};
+use clap::ValueEnum as _;
 use serde_json::{Value, json};
 
 use super::{Release, version};
 use crate::{
-    image::{digest, read, stamp},
+    architecture::Architecture,
+    image::{busybox_for, digest, read, stamp},
     paths,
     releases::NFPM,
     run,
@@ -53,6 +55,14 @@ fn statement(release: &Release, digests: &BTreeMap<String, String>) -> Result<Va
     for lock in LOCKS {
         let digest = digest(&read(&paths::workspace().join(lock))?);
         materials.push(json!({"uri": lock, "digest": {"sha256": digest.trim_start_matches("sha256:")}}));
+    }
+    for target in Architecture::value_variants() {
+        // The only program of others in a release.
+        if digests.keys().any(|name| name.starts_with("cproxy-initramfs-") && name.contains(target.name())) {
+            let digest = digest(&busybox_for(*target)?);
+            let uri = format!("pkg:deb/debian/busybox-static?arch={}", target.debian());
+            materials.push(json!({"uri": uri, "digest": {"sha256": digest.trim_start_matches("sha256:")}}));
+        }
     }
     Ok(json!({
         "_type": "https://in-toto.io/Statement/v1",
