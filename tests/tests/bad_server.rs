@@ -363,8 +363,10 @@ fn a_token_file_that_is_no_file_is_named_and_the_last_token_stays() {
     let agent = Agent::new(&sandbox).kubeconfig(kubeconfig);
     let mut agent = agent.args(["--pod-ip", "10.244.0.9"]).start();
     assert_serves(&sandbox, &mut agent);
-    fs::remove_file(&token).unwrap();
-    assert!(Command::new("mkfifo").arg(&token).status().unwrap().success());
+    // Renamed: there is no moment without a file, which the agent would name as well.
+    let fifo = sandbox.dir().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    fs::rename(&fifo, &token).unwrap();
     let line = agent.wait_log("what was read last stays in use", PATIENCE);
     assert!(line.contains(&format!("token file {}: not a regular file", token.display())), "{line}");
     let asked = api.asked().len();
