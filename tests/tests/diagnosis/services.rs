@@ -2,7 +2,8 @@
 
 use cproxy_tests::{
     manifest::{Endpoint, Service, Slice, node},
-    world::{World, pod, service, slices, web, web_with},
+    process::eventually,
+    world::{SYNC, World, pod, service, slices, web, web_with},
 };
 use serde_json::{Value, json};
 
@@ -58,6 +59,10 @@ fn a_service_without_endpoints() {
         "no EndpointSlice in namespace default has the label kubernetes.io/service-name: web",
     ]);
     world.write(web_with([]));
+    eventually(SYNC, "the agent has read the slices", || {
+        let answer = explain(&world);
+        if answer.verdict().contains("no EndpointSlice") { Err(answer.verdict().to_owned()) } else { Ok(()) }
+    });
     explain(&world).not_answered_because(&["ECONNREFUSED", "its EndpointSlices have no endpoint"]);
 }
 

@@ -23,7 +23,7 @@ const REFERENCE: &str = "docs/reference.md";
 /// Start of the script of each block.
 const PRELUDE: &str = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
     mount -t sysfs sysfs /sys; mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t bpf bpf /sys/fs/bpf\n\
-    mkdir -p /dev /tmp/www; [ -e /dev/null ] || mknod -m 666 /dev/null c 1 3\n\
+    mkdir -p /tmp/www\n\
     echo the endpoint answers >/tmp/www/index.html; httpd -h /tmp/www -p 8080; cd /etc/cproxy\n\
     set -e\n";
 

@@ -24,6 +24,8 @@ pub(crate) fn guest(sandbox: &Sandbox) -> PathBuf {
     fs::create_dir(&root).unwrap();
     let unpack = "gzip -dc ../initramfs.cpio.gz | busybox cpio -i";
     output(command("sh", &["-c", unpack]).current_dir(&root));
+    // A shell opens it for programs in the background.
+    output(command("mknod", &["-m", "666"]).arg(root.join("dev/null")).args(["c", "1", "3"]));
     fs::create_dir(root.join("etc/cproxy/manifests")).unwrap();
     let service = Service::new("web").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
     let slice = Slice::v4("web").tcp("http", 8080).endpoint(Endpoint::ready("10.244.0.1"));
