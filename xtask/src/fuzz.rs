@@ -24,6 +24,9 @@ pub(crate) struct FuzzArguments {
     /// Time for each target, in seconds
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
+    /// As `cargo xtask test` does: the targets are built, run briefly, and know only the inputs of the repository
+    #[arg(long, hide = true)]
+    as_test: bool,
 }
 
 /// A fuzz target: a binary of the package in `fuzz/`.
@@ -81,13 +84,21 @@ const CHARACTERS_MAX: usize = 1000;
 /// Time for making a finding's input smaller, after the last success.
 const MINIMIZE_SECONDS: u32 = 20;
 
+/// The names of all targets.
+pub(crate) fn targets() -> impl Iterator<Item = &'static str> {
+    Target::value_variants().iter().map(|target| target.name())
+}
+
 /// Builds the targets and runs the selected ones. Inputs that they discover are kept in the build directory.
 pub(crate) fn run(arguments: &FuzzArguments) -> Result<ExitCode> {
-    let fuzzer = Fuzzer::build()?;
+    let fuzzer = if arguments.as_test { Fuzzer::of(&Architecture::of_host()?.triple()) } else { Fuzzer::build()? };
     let targets = if arguments.targets.is_empty() { Target::value_variants() } else { &arguments.targets };
     let mut is_clean = true;
     for &target in targets {
-        let report = fuzzer.run(target, arguments.seconds, &directory().join("corpus").join(target.name()))?;
+        let report = match arguments.as_test {
+            true => fuzzer.test(target)?,
+            false => fuzzer.run(target, arguments.seconds, &directory().join("corpus").join(target.name()))?,
+        };
         println!("{}: {report}", target.name());
         is_clean &= report.finding.is_none();
     }
@@ -159,23 +170,14 @@ impl Fuzzer {
         Self { binaries: directory().join(triple).join("release") }
     }
 
-    /// Runs each target whose name contains `filter` for a short while. Returns the
-    /// numbers of targets without and with a finding.
-    pub(crate) fn test(&self, filter: Option<&str>) -> Result<(u32, u32)> {
-        let (mut passed, mut failed) = (0, 0);
-        let is_wanted = |target: &&Target| filter.is_none_or(|filter| target.name().contains(filter));
-        for &target in Target::value_variants().iter().filter(is_wanted) {
-            // Inputs of earlier runs would make this one longer.
-            let learned = directory().join("test");
-            if learned.exists() {
-                fs::remove_dir_all(&learned).with_context(|| format!("removing {}", learned.display()))?;
-            }
-            let report = self.run(target, TEST_SECONDS, &learned)?;
-            let is_clean = report.finding.is_none();
-            println!("test {} ... {}, {report}", target.name(), if is_clean { "ok" } else { "FAILED" });
-            *(if is_clean { &mut passed } else { &mut failed }) += 1;
+    /// Runs a target for a short while.
+    fn test(&self, target: Target) -> Result<Report> {
+        // Inputs of earlier runs would make this one longer.
+        let learned = directory().join("test").join(target.name());
+        if learned.exists() {
+            fs::remove_dir_all(&learned).with_context(|| format!("removing {}", learned.display()))?;
         }
-        Ok((passed, failed))
+        self.run(target, TEST_SECONDS, &learned)
     }
 
     /// Runs a target, first on the corpus of the repository. Inputs that reach something new are added to `learned`.

@@ -61,5 +61,5 @@ fn documentation() -> Result<()> {
 }
 
 fn cost() -> Result<()> {
-    sizes::run()
+    sizes::tables()
 }

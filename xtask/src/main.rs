@@ -67,7 +67,7 @@ enum Verb {
     /// Checks format, lints, documentation, licences and rules of the repository; prints the size of each dependency
     Lint,
     /// Prints the agent's size by crate and by part of the file, and the relay's
-    Size,
+    Size(sizes::SizeArguments),
     /// Runs a benchmark, or all of them (needs root)
     Bench(bench::BenchArguments),
     /// Runs the fuzz targets
@@ -99,7 +99,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Demo(arguments) => demo::run(&arguments)?,
         Verb::Test(arguments) => return test::run(&arguments),
         Verb::Lint => return lint::run(),
-        Verb::Size => sizes::run()?,
+        Verb::Size(arguments) => sizes::run(&arguments)?,
         Verb::Bench(arguments) => return bench::run(&arguments),
         Verb::Fuzz(arguments) => return fuzz::run(&arguments),
         Verb::ControlPlane => releases::run()?,

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
+use clap::Args;
 use object::{
     LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind,
     elf::{ELFMAG, EM_BPF, FileHeader64, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS},
@@ -17,14 +18,30 @@ type Elf<'data> = ElfFile64<'data, LittleEndian>;
 
 const SHOWN: usize = 30;
 
+/// Options of `size`.
+#[derive(Args)]
+pub(crate) struct SizeArguments {
+    /// Only fails if a program is larger than promised
+    #[arg(long)]
+    check: bool,
+}
+
 /// Builds the programs and prints the tables.
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn run(arguments: &SizeArguments) -> Result<()> {
+    if arguments.check {
+        return [AGENT, RELAY].iter().try_for_each(|program| check(program, &program.build()?));
+    }
+    tables()
+}
+
+/// Prints the tables.
+pub(crate) fn tables() -> Result<()> {
     print(&AGENT.build()?)?;
     print_relay(&RELAY.build()?)
 }
 
 /// Fails if the shipped file of a program exceeds its limit.
-pub(crate) fn check(program: &Program, binary: &Binary) -> Result<()> {
+fn check(program: &Program, binary: &Binary) -> Result<()> {
     let (bytes, limit_bytes) = (binary.bytes()?, program.limit_bytes);
     ensure!(
         bytes <= limit_bytes,

@@ -35,15 +35,11 @@ pub(crate) fn clear() -> Result<Vec<Leftover>> {
     Ok(others)
 }
 
-/// Descriptions of the leftovers that are not among those `before`; removes each whose creator is dead.
+/// Removes the leftovers that are not among those `before`, and describes them. Those of live processes belong to other
+/// runs on this machine: ours have ended.
 pub(crate) fn left_since(before: &[Leftover]) -> Result<Vec<String>> {
-    let left = find()?.into_iter().filter(|leftover| !before.contains(leftover));
-    Ok(left.map(|leftover| describe(&leftover)).collect())
-}
-
-fn describe(leftover: &Leftover) -> String {
-    let outcome = if leftover.is_orphan() { removal(leftover) } else { "its process is alive, so it stays".to_owned() };
-    format!("left behind: {leftover}; {outcome}")
+    let left = find()?.into_iter().filter(|leftover| leftover.is_orphan() && !before.contains(leftover));
+    Ok(left.map(|leftover| format!("left behind: {leftover}; {}", removal(&leftover))).collect())
 }
 
 fn removal(leftover: &Leftover) -> String {

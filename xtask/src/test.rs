@@ -1,41 +1,60 @@
-//! `cargo xtask test`: all suites, one after the other, and one line at the end that counts them. A suite that cannot
-//! run here fails; only `--without` leaves it out.
+//! `cargo xtask test`: each test as a process of its own, several at once, and one line at the end that counts them. A
+//! test that cannot run here fails; only `--without` leaves it out.
 //!
-//! Tests are compiled first. The products that later suites need are built while the first suites run.
+//! Tests are compiled first. The products that they need are built while tests that need none of them run
+//! (docs/decisions/040).
 
+mod binaries;
+mod job;
 mod products;
+mod queue;
+mod selection;
+pub(crate) mod suites;
 pub(crate) mod summary;
+mod times;
 
 use std::{
+    collections::BTreeSet,
     env,
-    io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _},
-    process::{Command, ExitCode, ExitStatus, Stdio},
+    io::{self, IsTerminal as _},
+    process::{Command, ExitCode},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use self::{
-    products::{Built, Products, Wanted, into_built},
-    summary::{Counts, Outcome},
+    binaries::TestBinary,
+    job::{Ended, Variables, Work},
+    products::{Product, Products},
+    queue::{Entry, Queue, Readiness},
+    selection::{Selection, Targets},
+    suites::{Class, Need, Suite, SuiteKind},
+    summary::Outcomes,
+    times::Times,
 };
 use crate::{
-    binary::{AGENT, RELAY},
-    debian, dist, kernels, older, paths,
-    releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS},
-    run, setup,
+    fuzz, paths, run, setup,
     steps::{Step, Steps},
     sweep,
 };
 
-/// Selection of tests, and the form of their output.
+/// Selection of tests, and how they run.
 #[derive(Args)]
 pub(crate) struct TestArguments {
-    /// Leaves out a group of suites, which then count as skipped
-    #[arg(long, value_name = "GROUP")]
-    without: Vec<SuiteGroup>,
+    /// Runs these alone: SUITE, SUITE::TEST or TEST, of which a part is enough; also a module or a package
+    #[arg(value_name = "TESTS")]
+    words: Vec<String>,
+    /// Leaves out a suite, which then counts as skipped
+    #[arg(long, value_name = "SUITE", value_parser = suites::parser())]
+    without: Vec<String>,
     /// Runs the random tests churn, faults, upgrade, chaos and kube_proxy much longer, and tests that take 25 minutes
     #[arg(long)]
     soak: bool,
@@ -43,239 +62,66 @@ pub(crate) struct TestArguments {
     /// latest promtool; both take minutes to build
     #[arg(long)]
     long: bool,
-    /// Runs only the tests whose names contain this
-    filter: Option<String>,
+    /// Places for tests that run at the same time; default: twice the number of processors
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: Option<u32>,
+    /// Runs each test so many times, and says how often each has failed
+    #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// Keeps each processor busy meanwhile, to find tests that depend on chance
+    #[arg(long)]
+    busy: bool,
 }
 
-/// A suite that needs more of the machine than a compiler.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum SuiteGroup {
-    /// Tests against a real Kubernetes control plane, and beside the real kube-proxy
-    Cluster,
-    /// A short run of each fuzz target
-    Fuzz,
-    /// Tests in virtual machines
-    Guests,
-    /// Tests of images for guests
-    Images,
-    /// Tests of the socket programs in this machine's kernel
-    Live,
-    /// Tests of a release and of its packages
-    Packages,
-    /// Tests with programs in Go, Java, JavaScript and C, with redis and with Prometheus
-    Programs,
-}
-
-/// Test binaries that are run together.
-struct Suite {
-    name: &'static str,
-    /// Names of integration tests, or other options of `cargo test` that select targets.
-    targets: &'static [&'static str],
-    /// Arguments of the test binaries.
-    harness: &'static [&'static str],
-    /// Requirements besides a compiler.
-    needs: &'static [Requirement],
-    /// The name that leaves it out.
-    group: Option<SuiteGroup>,
-}
-
-/// Requirement of a suite. Without it, the suite fails.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Requirement {
-    Agent,
-    Relay,
-    Root,
-    Cgroup2,
-    ControlPlane,
-    /// For tests of the chart, beside the control plane.
-    Helm,
-    /// For tests that only run with `--long`.
-    OldestControlPlane,
-    /// The latest promtool, for tests that only run with `--long`; others take Debian's.
-    LatestPromtool,
-    /// Agents of older table layouts.
-    OlderAgents,
-    Guests,
-    /// The files of a fleet. The suite only runs with `--long`.
-    Fleet,
-    Images,
-    /// A release, and a system to install its packages in.
-    Packages,
-    Programs,
-    /// Nothing is built at the same time, which would disturb measurements.
-    Silence,
-}
-
-/// One test at a time: the tests of these suites share the machine's cgroups, addresses and ports.
-const ALONE: &[&str] = &["--test-threads=1"];
-
-/// Leaves out the tests that take minutes.
-const WITHOUT_LONG: [&str; 2] = ["--skip", "long::"];
-
-/// Leaves out the tests that take even longer.
-const WITHOUT_SOAK: [&str; 2] = ["--skip", "soak::"];
-
-/// The same without the tests that take minutes under emulation or need other kernels; `cargo xtask vm test` has those.
-const SHORT: &[&str] = &["--test-threads=1", WITHOUT_LONG[0], WITHOUT_LONG[1]];
-
-/// The figures are printed even if they are within their budgets.
-const BUDGETS: &[&str] = &["--test-threads=1", "--no-capture"];
+/// Limit on a test, far beyond the time of each; a soak has none.
+const TIME_LIMIT: Duration = Duration::from_secs(900);
 
 /// Variable with which random tests run longer.
 const SOAK_VARIABLE: &str = "CPROXY_SOAK";
 
-/// Variable with the path of this program, for tests of images.
-const XTASK_VARIABLE: &str = "CPROXY_XTASK";
+/// Places for each processor: tests wait for most of their time.
+const PLACES_PER_PROCESSOR: u32 = 2;
 
-/// Variable with an archive of init systems, for tests of their service files.
-const INIT_SYSTEMS_VARIABLE: &str = "CPROXY_INIT_SYSTEMS";
-
-/// Part of the names of tests that need a control plane, in suites that mostly do not; left out with the cluster.
-const CLUSTER_TESTS: &str = "the_control_plane_is_real";
-
-/// Suites that need no product of the background come first, those that need all products last.
-const SUITES: [Suite; 22] = [
-    suite("unit", UNIT, &[], &[], None),
-    suite("bad input", &["bad_input"], ALONE, &[Requirement::Agent], None),
-    suite("bad server", &["bad_server"], ALONE, &[Requirement::Agent], None),
-    suite("live", LIVE, ALONE, KERNEL, Some(SuiteGroup::Live)),
-    suite("matrix", &["matrix"], ALONE, KERNEL, Some(SuiteGroup::Live)),
-    suite("churn", &["churn"], ALONE, UPGRADES, Some(SuiteGroup::Live)),
-    suite("upgrade", &["upgrade", "faults"], ALONE, UPGRADES, Some(SuiteGroup::Live)),
-    suite("programs", &["programs"], ALONE, PROGRAMS, Some(SuiteGroup::Programs)),
-    suite("metrics", &["metrics"], ALONE, MONITORED, Some(SuiteGroup::Programs)),
-    suite("images", &["images"], ALONE, IMAGES, Some(SuiteGroup::Images)),
-    // One of its tests is of the control plane.
-    suite("harness", &["harness"], ALONE, CLUSTER, Some(SuiteGroup::Live)),
-    suite("diagnosis", &["diagnosis"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
-    suite("guests", &["guests"], SHORT, GUESTS, Some(SuiteGroup::Guests)),
-    suite("packages", &["packages"], ALONE, PACKAGES, Some(SuiteGroup::Packages)),
-    suite("fleet", &["fleet"], ALONE, FLEET, Some(SuiteGroup::Guests)),
-    suite("cluster", &["cluster"], ALONE, OLD_CLUSTER, Some(SuiteGroup::Cluster)),
-    suite("chaos", &["chaos"], ALONE, CHAOS, Some(SuiteGroup::Cluster)),
-    suite("transcode", &["transcode"], ALONE, CLUSTER, Some(SuiteGroup::Cluster)),
-    suite("kube-proxy", &["kube_proxy"], ALONE, RELAYED, Some(SuiteGroup::Cluster)),
-    suite("relay", &["relay"], ALONE, RELAYED, Some(SuiteGroup::Cluster)),
-    suite("scale", &["scale"], BUDGETS, MEASURED, Some(SuiteGroup::Live)),
-    suite("budgets", &["budgets"], BUDGETS, MEASURED_CLUSTER, Some(SuiteGroup::Cluster)),
-];
-
-const UNIT: &[&str] =
-    &["--lib", "--bins", "allocations", "api_server", "documents", "http2", "histories", "manual", "memory", "watches"];
-const LIVE: &[&str] = &[
-    "live",
-    "health",
-    "trace",
-    "settings",
-    "check",
-    "cgroups",
-    "stale",
-    "places",
-    "frontends",
-    "room",
-    "start",
-    "get",
-    "manifests",
-    "other_users",
-    "privileges",
-];
-
-const fn suite(
-    name: &'static str,
-    targets: &'static [&'static str],
-    harness: &'static [&'static str],
-    needs: &'static [Requirement],
-    group: Option<SuiteGroup>,
-) -> Suite {
-    Suite { name, targets, harness, needs, group }
-}
-
-/// A suite without test binaries: a short run of each fuzz target, which counts as a test.
-const FUZZ: &str = "fuzz";
-
-/// Another one: the sizes of the agent and the relay.
-const SIZE: &str = "size";
-
-const KERNEL: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2];
-const UPGRADES: &[Requirement] =
-    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::OlderAgents];
-const MEASURED: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Silence];
-const PROGRAMS: &[Requirement] = &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::Programs];
-const MONITORED: &[Requirement] = &[
-    Requirement::Agent,
-    Requirement::Root,
-    Requirement::Cgroup2,
-    Requirement::ControlPlane,
-    Requirement::Programs,
-    Requirement::LatestPromtool,
-];
-const IMAGES: &[Requirement] =
-    &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Images];
-const PACKAGES: &[Requirement] = &[
-    Requirement::Agent,
-    Requirement::Relay,
-    Requirement::Root,
-    Requirement::Cgroup2,
-    Requirement::OlderAgents,
-    Requirement::Packages,
-];
-const GUESTS: &[Requirement] =
-    &[Requirement::Agent, Requirement::Relay, Requirement::Root, Requirement::Cgroup2, Requirement::Guests];
-const FLEET: &[Requirement] = &[
-    Requirement::Agent,
-    Requirement::Relay,
-    Requirement::Root,
-    Requirement::Cgroup2,
-    Requirement::ControlPlane,
-    Requirement::Guests,
-    Requirement::Fleet,
-];
-const CLUSTER: &[Requirement] =
-    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane];
-const CHAOS: &[Requirement] =
-    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane, Requirement::OlderAgents];
-const OLD_CLUSTER: &[Requirement] = &[
-    Requirement::Agent,
-    Requirement::Root,
-    Requirement::Cgroup2,
-    Requirement::ControlPlane,
-    Requirement::Helm,
-    Requirement::OldestControlPlane,
-];
-const RELAYED: &[Requirement] = &[
-    Requirement::Agent,
-    Requirement::Relay,
-    Requirement::Root,
-    Requirement::Cgroup2,
-    Requirement::ControlPlane,
-    Requirement::Programs,
-];
-const MEASURED_CLUSTER: &[Requirement] =
-    &[Requirement::Agent, Requirement::Root, Requirement::Cgroup2, Requirement::ControlPlane, Requirement::Silence];
-
-/// Builds the products that the suites need, runs the suites and prints a summary.
+/// Runs the tests and prints a summary.
 pub(crate) fn run(arguments: &TestArguments) -> Result<ExitCode> {
-    let suites: Vec<&Suite> = SUITES.iter().filter(|suite| !arguments.leave_out_suite(suite)).collect();
+    let start = Instant::now();
+    let (selection, targets) = Selection::new(&arguments.words, &arguments.without, arguments.long, arguments.soak)?;
     let mut steps = steps(arguments);
     steps.next();
-    let machine = setup::beside(&mut compile_ahead(), || Machine::set_up(arguments))?;
+    let mut ahead = binaries::compile_ahead();
+    if selection.is_all() {
+        setup::beside(&mut ahead, || ())?;
+    } else if needs_toolchain(&targets) {
+        setup::for_building()?;
+    }
     steps.next();
-    let compiled = compile(&suites);
+    let set_up = start.elapsed();
+    let binaries = binaries::compile(&targets)?;
+    let compiled = start.elapsed().saturating_sub(set_up);
+    let times = Times::read();
+    let tests = find(&binaries, &targets, &selection)?;
     let others = sweep::clear()?;
     steps.next();
-    let mut outcomes = thread::scope(|scope| {
-        let products = Products::build(scope, wanted(arguments, &machine));
-        let suites = (0, compiled.len() + usize::from(!arguments.leave_out(Some(SuiteGroup::Fuzz))));
-        SuiteRunner { arguments, machine: &machine, products, color: is_coloured(), suites }.outcomes(&compiled)
-    });
-    outcomes.extend(sweep::left_since(&others)?.into_iter().map(|left| Outcome::failed("leftovers", left)));
-    let total = summary::print(&outcomes, is_coloured());
+    let begun = Instant::now();
+    let mut runner = Runner::new(arguments, tests, times);
+    runner.run(selection.is_all())?;
+    let ran = begun.elapsed();
+    for left in sweep::left_since(&others)? {
+        println!("FAILED {left}");
+        runner.outcomes.fail_test("leftovers", "leftovers", left);
+    }
+    arguments.without.iter().for_each(|suite| runner.outcomes.leave_out(suite));
+    runner.times.write()?;
+    let parts = [("setting up", set_up), ("compiling tests", compiled), ("running tests", ran)];
+    let products = runner.products.times().map(|(need, time)| (need.title(), time));
+    summary::print_times(&parts, products);
+    let total = runner.outcomes.print(ran, is_coloured());
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn steps(arguments: &TestArguments) -> Steps {
     let is_compiled = paths::target().join("debug/demo").exists();
-    let tests_seconds = if arguments.filter.is_none() { 20 * 60 } else { 0 };
+    let tests_seconds = if arguments.words.is_empty() { 20 * 60 } else { 0 };
     Steps::new(
         "test",
         [
@@ -286,15 +132,11 @@ fn steps(arguments: &TestArguments) -> Steps {
     )
 }
 
-impl TestArguments {
-    /// Whether a suite is left out, with its group or because all its tests are long.
-    fn leave_out_suite(&self, suite: &Suite) -> bool {
-        self.leave_out(suite.group) || (!self.long && suite.needs.contains(&Requirement::Fleet))
-    }
-
-    fn leave_out(&self, group: Option<SuiteGroup>) -> bool {
-        group.is_some_and(|group| self.without.contains(&group))
-    }
+/// Whether anything embeds the programs; the pure crates and xtask do not.
+fn needs_toolchain(targets: &Targets) -> bool {
+    let needs =
+        |package: &String| ["cproxy", "cproxy-datapath", "cproxy-manual", "cproxy-tests"].contains(&package.as_str());
+    !targets.suites.is_empty() || targets.packages.iter().any(needs)
 }
 
 /// Whether the output is coloured: on a terminal, unless `NO_COLOR` is set.
@@ -302,253 +144,287 @@ fn is_coloured() -> bool {
     io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Result of installing the packages of each group of suites; `None` for a group that is left out.
-struct Machine {
-    cluster: Option<Built<()>>,
-    guests: Option<Built<()>>,
-    images: Option<Built<()>>,
-    packages: Option<Built<()>>,
-    programs: Option<Built<()>>,
+/// A test, or the unit tests of a binary, which run as one process.
+#[derive(Clone)]
+struct Test {
+    suite: &'static Suite,
+    /// Its name, with the suite's.
+    name: String,
+    needs: Vec<Need>,
+    class: Class,
+    program: Program,
 }
 
-impl Machine {
-    fn set_up(arguments: &TestArguments) -> Self {
-        let set_up =
-            |part, set_up: fn() -> Result<()>| (!arguments.leave_out(Some(part))).then(|| into_built(set_up()));
-        Self {
-            cluster: set_up(SuiteGroup::Cluster, setup::for_cluster),
-            guests: set_up(SuiteGroup::Guests, setup::for_guests),
-            images: set_up(SuiteGroup::Images, setup::for_image_tests),
-            packages: set_up(SuiteGroup::Packages, setup::for_dist_tests),
-            programs: set_up(SuiteGroup::Programs, setup::for_programs),
+/// What a test starts.
+#[derive(Clone)]
+enum Program {
+    One(TestBinary, String),
+    /// All tests of a binary, or some.
+    Several(TestBinary, Vec<String>),
+    /// This program, with other arguments.
+    Xtask(Vec<&'static str>),
+}
+
+/// The tests that are named in compiled binaries, and those that are no test binaries.
+fn find(binaries: &[TestBinary], targets: &Targets, selection: &Selection) -> Result<Vec<Test>> {
+    let mut listed = Vec::new();
+    for binary in binaries {
+        for test in binary.tests()? {
+            listed.push((binary, binary.path_of(&test), test));
         }
     }
-}
-
-fn wanted(arguments: &TestArguments, machine: &Machine) -> Wanted {
-    Wanted {
-        control_plane: machine.cluster.clone(),
-        is_with_oldest: arguments.long && machine.cluster.is_some(),
-        is_with_promtool: arguments.long && machine.programs.is_some(),
-        guests: machine.guests.clone(),
-        packages: machine.packages.clone(),
-        is_with_older: [SuiteGroup::Live, SuiteGroup::Cluster, SuiteGroup::Packages]
-            .iter()
-            .any(|group| !arguments.leave_out(Some(*group))),
-        is_with_fleet: arguments.long && machine.guests.is_some(),
-        is_with_fuzzer: !arguments.leave_out(Some(SuiteGroup::Fuzz)),
+    let commands = commands(targets);
+    let mut known: Vec<(&str, &str)> =
+        listed.iter().map(|(binary, path, _)| (binary.suite.name, path.as_str())).collect();
+    known.extend(commands.iter().map(|(suite, name, _)| (suite.name, *name)));
+    let unknown = selection.unknown(&known);
+    ensure!(
+        unknown.is_empty(),
+        "no test has the name {}; suites: {}",
+        unknown.join(", "),
+        suites::names().collect::<Vec<_>>().join(", ")
+    );
+    listed.retain(|(binary, path, _)| selection.names(binary.suite.name, path));
+    let is_some_long = listed.iter().any(|(binary, path, _)| !selection.allows(binary.suite.name, path));
+    listed.retain(|(binary, path, _)| selection.allows(binary.suite.name, path));
+    let mut tests = Vec::new();
+    for binary in binaries {
+        let own: Vec<_> = listed.iter().filter(|(other, ..)| std::ptr::eq(*other, binary)).collect();
+        match binary.suite.kind {
+            _ if own.is_empty() => {}
+            SuiteKind::Unit => tests.push(unit_tests(binary, &own, selection.is_all())),
+            _ => tests.extend(own.iter().map(|(_, path, test)| Test {
+                suite: binary.suite,
+                name: format!("{}::{path}", binary.suite.name),
+                needs: binary.suite.needs_of(path),
+                class: binary.suite.class_of(path),
+                program: Program::One(binary.clone(), test.clone()),
+            })),
+        }
     }
+    let commands = commands.into_iter().filter(|(suite, name, _)| selection.names(suite.name, name));
+    tests.extend(commands.map(|(suite, name, arguments)| Test {
+        suite,
+        name: format!("{}::{name}", suite.name),
+        needs: suite.needs_of(name),
+        class: suite.class_of(name),
+        program: Program::Xtask(arguments),
+    }));
+    let hint = if is_some_long { ": they take long, and run only with --long or --soak" } else { "" };
+    ensure!(!tests.is_empty(), "none of these tests can run{hint}");
+    Ok(tests)
 }
 
-/// Compiles as much for [`compile`] as possible before the toolchain is set up.
-fn compile_ahead() -> Command {
-    let mut command = run::cargo();
-    command.args(["build", "--workspace", "--tests", "--keep-going"]);
-    command
+fn unit_tests(binary: &TestBinary, own: &[&(&TestBinary, String, String)], is_all: bool) -> Test {
+    let prefix = binary.prefix.as_deref().unwrap_or_default();
+    let file = binary.file.file_name().unwrap_or_default().to_string_lossy();
+    // A package may have a library and a program of one name; cargo's hash tells their files apart.
+    let kind = if file.starts_with(&prefix.replace('-', "_")) { "" } else { "::bin" };
+    let tests = if is_all { Vec::new() } else { own.iter().map(|(_, _, test)| test.clone()).collect() };
+    let name = format!("{}::{prefix}{kind}", binary.suite.name);
+    let (needs, class) = (binary.suite.needs_of(prefix), binary.suite.class_of(prefix));
+    let program = Program::Several(binary.clone(), tests);
+    Test { suite: binary.suite, name, needs, class, program }
 }
 
-/// Compiles suites, all at once. Where that fails, each by itself: those that compile are run.
-fn compile<'s>(suites: &[&'s Suite]) -> Vec<(&'s Suite, Result<()>)> {
-    let compile = |suites: &[&Suite]| run::run(run::to_stderr(tests(suites).arg("--no-run"))?);
-    let all = compile(suites);
-    suites.iter().map(|suite| (*suite, if all.is_ok() { Ok(()) } else { compile(&[suite]) })).collect()
-}
-
-/// Tests of these suites, with the same packages each time: dependencies are compiled with the same features then, and
-/// so only once for all suites.
-fn tests(suites: &[&Suite]) -> Command {
-    let mut command = run::cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]).stdin(Stdio::null());
-    for target in suites.iter().flat_map(|suite| suite.targets) {
-        command.args((!target.starts_with("--")).then_some("--test")).arg(target);
+/// Tests that this program itself runs: suite, name and arguments.
+fn commands(targets: &Targets) -> Vec<(&'static Suite, &'static str, Vec<&'static str>)> {
+    let mut commands = Vec::new();
+    for suite in targets.suites.iter().filter_map(|name| suites::find(name)) {
+        match suite.kind {
+            SuiteKind::Fuzz => {
+                let command = |target| (suite, target, vec!["fuzz", target, "--as-test"]);
+                commands.extend(fuzz::targets().map(command));
+            }
+            SuiteKind::Size => commands.push((suite, "limits", vec!["size", "--check"])),
+            SuiteKind::Unit | SuiteKind::Live => {}
+        }
     }
-    command
+    commands
 }
 
-/// Everything that suites need while they run.
-struct SuiteRunner<'a> {
+/// What the runner waits for.
+enum Event {
+    Built(Product),
+    AllBuilt,
+    Ended(Box<Test>, Class, Result<Ended>),
+}
+
+/// Starts tests as their needs are built and places become free, and counts them.
+struct Runner<'a> {
     arguments: &'a TestArguments,
-    machine: &'a Machine,
+    queue: Queue<Test>,
     products: Products,
-    color: bool,
-    /// Number of suites that have begun, and of all suites.
-    suites: (usize, usize),
+    is_all_built: bool,
+    running: u32,
+    left: u32,
+    times: Times,
+    outcomes: Outcomes,
 }
 
-impl SuiteRunner<'_> {
-    /// Runs the suites that were compiled.
-    fn outcomes(&mut self, compiled: &[(&Suite, Result<()>)]) -> Vec<Outcome> {
-        let mut outcomes = Vec::new();
-        for suite in &SUITES {
-            let compiled = compiled.iter().find(|(other, _)| other.name == suite.name);
-            outcomes.push(match compiled {
-                None => Outcome::left_out(suite.name),
-                Some((_, Err(error))) => Outcome::failed(suite.name, format!("{error:#}")),
-                Some((_, Ok(()))) => self.timed(suite.name, |runner| runner.run(suite)),
-            });
-        }
-        outcomes.push(match self.arguments.leave_out(Some(SuiteGroup::Fuzz)) {
-            true => Outcome::left_out(FUZZ),
-            false => self.timed(FUZZ, Self::fuzz),
-        });
-        outcomes.push(match self.products.check_sizes() {
-            Ok(()) => Outcome::new(SIZE, Counts { passed: 1, ..Counts::default() }),
-            Err(error) => Outcome::failed(SIZE, format!("{error:#}")),
-        });
-        outcomes
+impl<'a> Runner<'a> {
+    fn new(arguments: &'a TestArguments, tests: Vec<Test>, times: Times) -> Self {
+        let places = arguments.jobs.unwrap_or_else(|| processors() * PLACES_PER_PROCESSOR);
+        let entry = |test: Test| {
+            let seconds = times.of(&test.name).unwrap_or_else(|| f64::from(test.suite.seconds));
+            Entry { class: test.class, seconds, test }
+        };
+        let repeated = tests.into_iter().flat_map(|test| (0..arguments.repeat).map(move |_| test.clone()));
+        let entries: Vec<_> = repeated.map(entry).collect();
+        let left = entries.len() as u32;
+        let queue = Queue::new(entries, places);
+        let (products, outcomes) = (Products::default(), Outcomes::default());
+        Self { arguments, queue, products, is_all_built: false, running: 0, left, times, outcomes }
     }
 
-    fn timed(&mut self, name: &'static str, run: impl FnOnce(&mut Self) -> Result<Outcome>) -> Outcome {
-        self.suites.0 += 1;
-        run::report(format!("test: suite {} of {}: {name}", self.suites.0, self.suites.1));
-        let start = Instant::now();
-        let outcome = run(self).unwrap_or_else(|error| Outcome::failed(name, format!("{error:#}")));
-        outcome.took(start.elapsed())
+    /// Builds what is needed on a thread of its own, and runs all tests.
+    fn run(&mut self, is_shipped: bool) -> Result<()> {
+        let (sender, receiver) = mpsc::channel();
+        let needs: BTreeSet<Need> = self.queue.waiting().flat_map(|test| test.needs.iter().copied()).collect();
+        let missing = products::set_up(&needs);
+        let built = sender.clone();
+        thread::spawn(move || {
+            run::lower_priority();
+            // The receiver is gone when the tests have ended early.
+            products::build(&needs, &missing, is_shipped, |product| drop(built.send(Event::Built(product))));
+            drop(built.send(Event::AllBuilt));
+        });
+        let load = self.arguments.busy.then(BusyLoops::start);
+        while self.left > 0 {
+            self.fail_what_cannot_run();
+            while self.start_next(&sender)? {}
+            if self.left > 0 {
+                self.handle(receiver.recv().context("waiting for tests")?);
+            }
+        }
+        drop(load);
+        Ok(())
     }
 
-    fn run(&mut self, suite: &Suite) -> Result<Outcome> {
-        let mut command = tests(&[suite]);
-        for need in suite.needs {
-            self.supply(*need, &mut command)?;
+    /// Fails the tests whose products could not be built.
+    fn fail_what_cannot_run(&mut self) {
+        let products = &self.products;
+        for test in self.queue.remove(|test| products.failure(&test.needs).is_some()) {
+            self.left -= 1;
+            let reason = self.products.failure(&test.needs).unwrap_or_default().to_owned();
+            println!("FAILED {} cannot run: {reason}", test.name);
+            self.outcomes.fail_test(test.suite.name, &test.name, reason);
         }
-        if let Ok(this) = env::current_exe() {
-            command.env(XTASK_VARIABLE, this);
-        }
+    }
+
+    /// Starts the next test on a thread of its own. False if none can start now.
+    fn start_next(&mut self, sender: &mpsc::Sender<Event>) -> Result<bool> {
+        let products = &self.products;
+        let readiness = |test: &Test| match products.variables(&test.needs) {
+            Some(_) => Readiness::Ready,
+            None => Readiness::Pending,
+        };
+        let Some((test, class)) = self.queue.next(readiness, self.is_all_built) else { return Ok(false) };
+        let variables = self.products.variables(&test.needs).context("a test that is not ready")?;
+        let mut command = test.command(&variables.map_err(|reason| anyhow!("{reason}"))?)?;
         if self.arguments.soak {
             command.env(SOAK_VARIABLE, "1");
         }
-        command.arg("--").args(suite.harness);
-        command.args(["--color", if self.color { "always" } else { "never" }]).args(&self.arguments.filter);
-        if self.machine.cluster.is_none() {
-            command.args(["--skip", CLUSTER_TESTS]);
-        }
-        if !self.arguments.long {
-            command.args(WITHOUT_LONG);
-        }
-        if !self.arguments.soak {
-            command.args(WITHOUT_SOAK);
-        }
-        let (counts, status) = stream(&mut command)?;
-        Ok(outcome_of(suite.name, counts, status, self.arguments.filter.is_some()))
+        let limit = (!self.arguments.soak && !self.arguments.long).then_some(TIME_LIMIT);
+        self.running += 1;
+        // Each repetition has a log of its own.
+        let log = if self.arguments.repeat > 1 { format!("{}-{}", test.name, self.left) } else { test.name.clone() };
+        let sender = sender.clone();
+        thread::spawn(move || {
+            let ended = test.check_machine().and_then(|()| job::run(&mut command, &test.program.work(), &log, limit));
+            drop(sender.send(Event::Ended(Box::new(test), class, ended)));
+        });
+        Ok(true)
     }
 
-    fn fuzz(&mut self) -> Result<Outcome> {
-        let (passed, failed) = self.products.fuzzer()?.test(self.arguments.filter.as_deref())?;
-        Ok(Outcome::new(FUZZ, Counts { passed, failed, skipped: 0 }))
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Built(product) => self.products.add(product),
+            Event::AllBuilt => self.is_all_built = true,
+            Event::Ended(test, class, ended) => {
+                self.queue.end(class);
+                (self.running, self.left) = (self.running - 1, self.left - 1);
+                match ended {
+                    Ok(ended) => self.end(&test, &ended),
+                    Err(error) => {
+                        println!("FAILED {}: {error:#}", test.name);
+                        self.outcomes.fail_test(test.suite.name, &test.name, format!("{error:#}"));
+                    }
+                }
+            }
+        }
     }
 
-    /// Waits for a requirement of a suite and passes its path to the command.
-    fn supply(&mut self, need: Requirement, command: &mut Command) -> Result<()> {
-        let is_installed = |packages: &Option<Built<()>>| match packages {
-            Some(Err(reason)) => Err(anyhow!("programs are missing: {reason}")),
-            Some(Ok(())) | None => Ok(()),
+    fn end(&mut self, test: &Test, ended: &Ended) {
+        let is_passed = ended.counts.failed == 0;
+        let verdict = if is_passed { "ok    " } else { "FAILED" };
+        let left = format!("{} left, {} running", self.left, self.running);
+        println!("{verdict} {:>6.1} s  {}  ({left})", ended.elapsed.as_secs_f64(), test.name);
+        if !is_passed || test.suite.shows_output() {
+            println!("---- output of {}, whole in {} ----", test.name, ended.log.display());
+            print!("{}", job::tail(&ended.log));
+            println!("---- {} ----", ended.note.as_deref().unwrap_or("end of the output"));
+        }
+        if is_passed {
+            self.times.record(&test.name, ended.elapsed);
+        }
+        self.outcomes.add(test.suite.name, &test.name, ended);
+    }
+}
+
+/// Threads that keep each processor busy until this is dropped.
+struct BusyLoops(Arc<AtomicBool>);
+
+impl BusyLoops {
+    fn start() -> Self {
+        let is_done = Arc::new(AtomicBool::new(false));
+        for _ in 0..processors() {
+            let is_done = Arc::clone(&is_done);
+            thread::spawn(move || while !is_done.load(Ordering::Relaxed) {});
+        }
+        Self(is_done)
+    }
+}
+
+impl Drop for BusyLoops {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn processors() -> u32 {
+    thread::available_parallelism().map_or(1, |number| number.get() as u32)
+}
+
+impl Test {
+    fn check_machine(&self) -> Result<()> {
+        if self.suite.kind == SuiteKind::Live { products::check_machine() } else { Ok(()) }
+    }
+
+    fn command(&self, variables: &Variables) -> Result<Command> {
+        let mut command = match &self.program {
+            Program::One(binary, _) | Program::Several(binary, _) => {
+                let mut command = Command::new(&binary.file);
+                command.current_dir(&binary.directory).env("CARGO_MANIFEST_DIR", &binary.directory);
+                command
+            }
+            Program::Xtask(arguments) => {
+                let mut command = Command::new(env::current_exe().context("the path of this program")?);
+                command.args(arguments);
+                command
+            }
         };
-        match need {
-            Requirement::Agent => {
-                let agent = self.products.agent().context("no agent")?;
-                command.env(AGENT.variable, &agent.shipped);
-            }
-            Requirement::Relay => {
-                let relay = self.products.relay().context("no relay")?;
-                command.env(RELAY.variable, &relay.shipped);
-            }
-            Requirement::Root => run::require_root("this suite")?,
-            Requirement::Cgroup2 => ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup"),
-            Requirement::ControlPlane if self.machine.cluster.is_none() => {}
-            Requirement::ControlPlane => {
-                command.env(KUBERNETES.variable, self.products.control_plane().context("no control plane")?);
-            }
-            Requirement::Helm => {
-                command.env(HELM.variable, self.products.helm().context("no Helm")?);
-            }
-            Requirement::OldestControlPlane if !self.arguments.long => {}
-            Requirement::OldestControlPlane => {
-                let oldest = self.products.oldest().context("no control plane of the oldest release")?;
-                command.env(OLDEST_KUBERNETES.variable, oldest);
-            }
-            Requirement::LatestPromtool if !self.arguments.long => {}
-            Requirement::LatestPromtool => {
-                command.env(PROMETHEUS.variable, self.products.promtool().context("no promtool")?);
-            }
-            Requirement::OlderAgents => {
-                command.env(older::VARIABLE, self.products.older().context("no older agents")?);
-            }
-            Requirement::Guests => {
-                let (guests, kernel) = self.products.guests().context("no guests")?;
-                guests.set_variables(command, kernel);
-            }
-            Requirement::Packages => {
-                let packages = self.products.packages().context("no release")?;
-                command.env(dist::VARIABLE, &packages.release).env(debian::VARIABLE, &packages.debian);
-                command.env(INIT_SYSTEMS_VARIABLE, kernels::init_systems().context("no init systems")?);
-            }
-            Requirement::Fleet => {
-                let kernel = self.products.guests().context("no guests")?.1.clone();
-                self.products.fleet().context("no fleet")?.set_variables(command, &kernel);
-            }
-            Requirement::Images => {
-                is_installed(&self.machine.images)?;
-                command.env(INIT_SYSTEMS_VARIABLE, kernels::init_systems().context("no init systems")?);
-            }
-            Requirement::Programs => is_installed(&self.machine.programs)?,
-            Requirement::Silence => self.products.wait_for_all(),
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        Ok(command)
+    }
+}
+
+impl Program {
+    fn work(&self) -> Work {
+        match self {
+            Self::One(_, test) => Work::Test(test.clone()),
+            Self::Several(_, tests) => Work::Tests(tests.clone()),
+            Self::Xtask(_) => Work::Command,
         }
-        Ok(())
-    }
-}
-
-/// Outcome of a run of test binaries.
-pub(crate) fn outcome_of(name: &str, counts: Counts, status: ExitStatus, is_filtered: bool) -> Outcome {
-    let outcome = Outcome::new(name, counts);
-    if !status.success() && counts.failed == 0 {
-        return outcome.with_failure(format!("a test binary ended before its tests did ({status})"));
-    }
-    if counts.passed + counts.failed == 0 && !is_filtered {
-        return outcome.with_failure("ran no test".to_owned());
-    }
-    outcome
-}
-
-/// Runs tests with their output passed on line by line, and counts them on the way. Both output streams share a pipe,
-/// so that messages of cargo and of the tests stay in order.
-pub(crate) fn stream(command: &mut Command) -> Result<(Counts, ExitStatus)> {
-    let (output, input) = io::pipe().context("making a pipe")?;
-    let twin = input.try_clone().context("sharing a pipe")?;
-    let mut child = command.stdout(input).stderr(twin).spawn().with_context(|| run::cannot_start(command))?;
-    command.stdout(Stdio::null()).stderr(Stdio::null()); // closes this side's ends, or the output would never end
-    let mut counts = Counts::default();
-    for line in BufReader::new(output).split(b'\n') {
-        let line = line.context("reading the tests' output")?;
-        counts += Counts::parse(&String::from_utf8_lossy(&line));
-        let mut stdout = io::stdout().lock();
-        stdout.write_all(&line).and_then(|()| stdout.write_all(b"\n")).context("writing the tests' output")?;
-    }
-    Ok((counts, child.wait().context("waiting for the tests")?))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{ffi::OsStr, fs};
-
-    use super::*;
-
-    #[test]
-    fn every_integration_test_is_in_a_suite() {
-        let targets: Vec<&str> = SUITES.iter().flat_map(|suite| suite.targets).copied().collect();
-        let directories = ["tests/tests", "cproxy/tests", "crates/wire/tests", "crates/relay/tests"];
-        let read = |directory| fs::read_dir(paths::workspace().join(directory)).unwrap();
-        for entry in directories.into_iter().flat_map(read) {
-            let path = entry.unwrap().path();
-            let name = path.file_stem().and_then(OsStr::to_str).unwrap();
-            assert_eq!(targets.iter().filter(|target| **target == name).count(), 1, "{name}");
-        }
-    }
-
-    #[test]
-    fn targets_become_options_of_cargo() {
-        let suite = SUITES.iter().find(|suite| suite.targets.starts_with(&["--lib", "--bins", "allocations"])).unwrap();
-        let command = tests(&[suite]);
-        let args: Vec<_> = command.get_args().filter_map(OsStr::to_str).skip(3).take(4).collect();
-        assert_eq!(args, ["--lib", "--bins", "--test", "allocations"]);
     }
 }

@@ -4,8 +4,9 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{self, BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, ExitStatus, Stdio},
     time::Instant,
 };
 
@@ -20,8 +21,8 @@ use crate::{
     kernels::{self, LINUX_6_1},
     paths,
     releases::KUBERNETES,
-    run, setup, test,
-    test::summary::{self, Outcome},
+    run, setup,
+    test::summary::{Counts, Outcomes},
 };
 
 /// Variables by which tests find the files of a guest.
@@ -164,7 +165,8 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
     let matrix = matrix(host)?;
     let reports = paths::target().join("vm");
     fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;
-    let mut outcomes = Vec::new();
+    let mut outcomes = Outcomes::default();
+    let start = Instant::now();
     let mut rows = Vec::new();
     for (name, kernel) in wanted(arguments, host)? {
         let report = reports.join(format!("{name}.json"));
@@ -178,7 +180,7 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
         }
         let mut command = tests(&files, &kernel, &skipped);
         command.env(MATRIX_VARIABLE, &matrix).env(RELAY.variable, &relay).env(REPORT_VARIABLE, &report);
-        outcomes.push(outcome(&name, &mut command));
+        run_tests(&mut outcomes, &name, &mut command);
         rows.push(row(&name, &report));
     }
     if !arguments.only {
@@ -187,10 +189,10 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
             lacking.push(format!("{option}={}", kernels::built(host, &[option.to_owned()])?.display()));
         }
         let mut command = tests(&files, &GuestFiles::kernel()?, &[LACKING]);
-        outcomes.push(outcome("lacking", command.env(LACKING_VARIABLE, lacking.join(","))));
+        run_tests(&mut outcomes, "lacking", command.env(LACKING_VARIABLE, lacking.join(",")));
     }
     print_table(&rows);
-    let total = summary::print(&outcomes, false);
+    let total = outcomes.print(start.elapsed(), false);
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -205,7 +207,8 @@ fn test_foreign(arguments: &GuestTestArguments, target: Architecture) -> Result<
     let (matrix, programs) = (matrix(target)?, kernels::programs(target)?);
     let reports = paths::target().join("vm").join(target.name());
     fs::create_dir_all(&reports).with_context(|| format!("creating {}", reports.display()))?;
-    let mut outcomes = Vec::new();
+    let mut outcomes = Outcomes::default();
+    let start = Instant::now();
     let mut rows = Vec::new();
     for (name, kernel) in wanted(arguments, target)? {
         let report = reports.join(format!("{name}.json"));
@@ -214,11 +217,11 @@ fn test_foreign(arguments: &GuestTestArguments, target: Architecture) -> Result<
         command.env(AGENT.variable, &agent).env(KUBERNETES.variable, &control_plane);
         command.env(INITRAMFS_VARIABLE, &initramfs).env(KERNEL_VARIABLE, &kernel).env(REPORT_VARIABLE, &report);
         command.env(MATRIX_VARIABLE, &matrix).env(PROGRAMS_VARIABLE, &programs);
-        outcomes.push(outcome(&name, &mut command));
+        run_tests(&mut outcomes, &name, &mut command);
         rows.push(row(&format!("{name}, {}", target.name()), &report));
     }
     print_table(&rows);
-    let total = summary::print(&outcomes, false);
+    let total = outcomes.print(start.elapsed(), false);
     Ok(if total.failed == 0 && total.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -257,14 +260,34 @@ fn tests(files: &GuestFiles, kernel: &Path, filter: &[&str]) -> Command {
     command
 }
 
-fn outcome(name: &str, command: &mut Command) -> Outcome {
+/// Runs the tests of one kernel and adds their counts.
+fn run_tests(outcomes: &mut Outcomes, name: &str, command: &mut Command) {
     run::report(format!("vm: {name}"));
     let start = Instant::now();
-    let outcome = match test::stream(command) {
-        Ok((counts, status)) => test::outcome_of(name, counts, status, false),
-        Err(error) => Outcome::failed(name, format!("{error:#}")),
-    };
-    outcome.took(start.elapsed())
+    match stream(command) {
+        Ok((counts, status)) if status.success() || counts.failed > 0 => {
+            outcomes.add_counts(name, counts, start.elapsed());
+        }
+        Ok((_, status)) => outcomes.fail_test(name, name, format!("ended before its tests did ({status})")),
+        Err(error) => outcomes.fail_test(name, name, format!("{error:#}")),
+    }
+}
+
+/// Runs tests with their output passed on line by line, and counts them on the way. Both output streams share a pipe,
+/// so that messages of cargo and of the tests stay in order.
+fn stream(command: &mut Command) -> Result<(Counts, ExitStatus)> {
+    let (output, input) = io::pipe().context("making a pipe")?;
+    let twin = input.try_clone().context("sharing a pipe")?;
+    let mut child = command.stdout(input).stderr(twin).spawn().with_context(|| run::cannot_start(command))?;
+    command.stdout(Stdio::null()).stderr(Stdio::null()); // closes this side's ends, or the output would never end
+    let mut counts = Counts::default();
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line.context("reading the tests' output")?;
+        counts += Counts::parse(&String::from_utf8_lossy(&line));
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(&line).and_then(|()| stdout.write_all(b"\n")).context("writing the tests' output")?;
+    }
+    Ok((counts, child.wait().context("waiting for the tests")?))
 }
 
 /// The file of the tests of every socket call; static for another architecture.

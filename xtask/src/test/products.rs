@@ -1,241 +1,224 @@
-//! Products that take minutes to build: built in the background, one after the other, while suites that need none run.
+//! Products that tests need: built in the background, one after the other, while tests that need none of them run.
 
 use std::{
-    path::PathBuf,
-    sync::mpsc::{self, Receiver, Sender},
-    thread::Scope,
+    collections::{BTreeMap, BTreeSet},
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 
+use super::{job::Variables, suites::Need};
 use crate::{
     binary::{AGENT, Binary, Program, RELAY},
     debian, dist,
     fleet::FleetFiles,
     fuzz::Fuzzer,
-    older,
+    kernels, older,
     releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS, Release},
-    run, sizes, vm,
+    run, setup, sweep, vm,
 };
 
-/// A product, or why there is none.
-pub(super) type Built<T> = Result<T, String>;
+/// Variable with the path of this program, for tests of images and releases.
+const XTASK_VARIABLE: &str = "CPROXY_XTASK";
 
-/// The reason as text, which can be into_built more than once.
-pub(super) fn into_built<T>(result: Result<T>) -> Built<T> {
+/// Variable with an archive of init systems, for tests of their service files.
+const INIT_SYSTEMS_VARIABLE: &str = "CPROXY_INIT_SYSTEMS";
+
+/// A product, or why there is none.
+type Built<T> = Result<T, String>;
+
+/// The reason as text, which can be given to several tests.
+fn into_built<T>(result: Result<T>) -> Built<T> {
     result.map_err(|error| format!("{error:#}"))
 }
 
-/// Which products to build besides the agent and the relay.
-pub(super) struct Wanted {
-    /// The control plane, or why it cannot run here.
-    pub(super) control_plane: Option<Built<()>>,
-    /// That of the oldest release that is supported.
-    pub(super) is_with_oldest: bool,
-    /// The latest promtool.
-    pub(super) is_with_promtool: bool,
-    /// Images and kernels of guests, or why guests cannot run here.
-    pub(super) guests: Option<Built<()>>,
-    /// A release and a system to install its packages in, or why they cannot be made here.
-    pub(super) packages: Option<Built<()>>,
-    /// The files of a fleet.
-    pub(super) is_with_fleet: bool,
-    pub(super) is_with_fuzzer: bool,
-    pub(super) is_with_older: bool,
+/// A product that is built, or cannot be.
+pub(super) struct Product {
+    pub(super) need: Need,
+    /// By which tests find it.
+    pub(super) variables: Built<Variables>,
+    pub(super) elapsed: Duration,
 }
 
 /// Products that are built so far.
 #[derive(Default)]
-struct Finished {
-    agent: Option<Built<Binary>>,
-    /// Whether the agent is as small as it is promised to be.
-    agent_size: Option<Built<()>>,
-    relay: Option<Built<Binary>>,
-    /// The same of the relay.
-    relay_size: Option<Built<()>>,
-    control_plane: Option<Built<PathBuf>>,
-    helm: Option<Built<PathBuf>>,
-    oldest: Option<Built<PathBuf>>,
-    promtool: Option<Built<PathBuf>>,
-    guests: Option<Built<(vm::GuestFiles, PathBuf)>>,
-    packages: Option<Built<Packages>>,
-    fleet: Option<Built<FleetFiles>>,
-    fuzzer: Option<Built<Fuzzer>>,
-    older: Option<Built<String>>,
-}
-
-/// A release, and a system to install its packages in.
-pub(super) struct Packages {
-    pub(super) release: PathBuf,
-    pub(super) debian: PathBuf,
-}
-
-/// A change to [`Finished`].
-type Product = Box<dyn FnOnce(&mut Finished) + Send>;
-
-/// Everything that is built in the background.
 pub(super) struct Products {
-    finished: Finished,
-    receiver: Receiver<Product>,
+    built: BTreeMap<Need, Product>,
 }
 
 impl Products {
-    /// Starts to build.
-    pub(super) fn build<'scope>(scope: &'scope Scope<'scope, '_>, wanted: Wanted) -> Self {
-        let (sender, receiver) = mpsc::channel();
-        scope.spawn(move || {
-            run::lower_priority();
-            build(wanted, &sender);
-        });
-        Self { finished: Finished::default(), receiver }
+    pub(super) fn add(&mut self, product: Product) {
+        self.built.insert(product.need, product);
     }
 
-    /// The shipped agent.
-    pub(super) fn agent(&mut self) -> Result<&Binary> {
-        self.wait_for(|finished| finished.agent.as_ref())
-    }
-
-    /// The shipped relay.
-    pub(super) fn relay(&mut self) -> Result<&Binary> {
-        self.wait_for(|finished| finished.relay.as_ref())
-    }
-
-    /// Fails when the agent or the relay is larger than promised.
-    pub(super) fn check_sizes(&mut self) -> Result<()> {
-        self.wait_for(|finished| finished.agent_size.as_ref())?;
-        self.wait_for(|finished| finished.relay_size.as_ref()).copied()
-    }
-
-    /// The directory of the control plane's binaries.
-    pub(super) fn control_plane(&mut self) -> Result<&PathBuf> {
-        self.wait_for(|finished| finished.control_plane.as_ref())
-    }
-
-    /// The directory of Helm's binary.
-    pub(super) fn helm(&mut self) -> Result<&PathBuf> {
-        self.wait_for(|finished| finished.helm.as_ref())
-    }
-
-    /// The directory of the oldest supported control plane's binaries.
-    pub(super) fn oldest(&mut self) -> Result<&PathBuf> {
-        self.wait_for(|finished| finished.oldest.as_ref())
-    }
-
-    /// The directory of the latest promtool.
-    pub(super) fn promtool(&mut self) -> Result<&PathBuf> {
-        self.wait_for(|finished| finished.promtool.as_ref())
-    }
-
-    /// Files that guests are started with, and their kernel.
-    pub(super) fn guests(&mut self) -> Result<&(vm::GuestFiles, PathBuf)> {
-        self.wait_for(|finished| finished.guests.as_ref())
-    }
-
-    /// A release, and a system to install its packages in.
-    pub(super) fn packages(&mut self) -> Result<&Packages> {
-        self.wait_for(|finished| finished.packages.as_ref())
-    }
-
-    /// The files of a fleet.
-    pub(super) fn fleet(&mut self) -> Result<&FleetFiles> {
-        self.wait_for(|finished| finished.fleet.as_ref())
-    }
-
-    /// The fuzz targets.
-    pub(super) fn fuzzer(&mut self) -> Result<&Fuzzer> {
-        self.wait_for(|finished| finished.fuzzer.as_ref())
-    }
-
-    /// Agents of older layouts.
-    pub(super) fn older(&mut self) -> Result<&String> {
-        self.wait_for(|finished| finished.older.as_ref())
-    }
-
-    /// Waits until nothing is left to build.
-    pub(super) fn wait_for_all(&mut self) {
-        while self.receive() {}
-    }
-
-    fn wait_for<T>(&mut self, product: impl Fn(&Finished) -> Option<&Built<T>>) -> Result<&T> {
-        while product(&self.finished).is_none() && self.receive() {}
-        match product(&self.finished) {
-            Some(built) => built.as_ref().map_err(|reason| anyhow!("{reason}")),
-            None => Err(anyhow!("left out")),
-        }
-    }
-
-    /// Whether there was another product.
-    fn receive(&mut self) -> bool {
-        match self.receiver.recv() {
-            Ok(product) => {
-                product(&mut self.finished);
-                true
+    /// The variables of a test that needs these; None while one is missing.
+    pub(super) fn variables(&self, needs: &[Need]) -> Option<Built<Variables>> {
+        let mut variables = Variables::new();
+        for need in needs {
+            match &self.built.get(need)?.variables {
+                Ok(own) => variables.extend(own.iter().cloned()),
+                Err(reason) => return Some(Err(reason.clone())),
             }
-            Err(_) => false,
+        }
+        Some(Ok(variables))
+    }
+
+    /// Whether one of these cannot be built.
+    pub(super) fn failure(&self, needs: &[Need]) -> Option<&str> {
+        needs.iter().find_map(|need| self.built.get(need)?.variables.as_ref().err()).map(String::as_str)
+    }
+
+    /// Each product and the time that it took, in the order of building.
+    pub(super) fn times(&self) -> impl Iterator<Item = (Need, Duration)> {
+        self.built.values().map(|product| (product.need, product.elapsed))
+    }
+}
+
+/// What the tests of suites need in common. Packages are installed here; the rest is [`build`]'s.
+pub(super) fn set_up(needs: &BTreeSet<Need>) -> BTreeMap<Need, String> {
+    let mut missing = BTreeMap::new();
+    let parts: [(Need, fn() -> Result<()>); 5] = [
+        (Need::ControlPlane, setup::for_cluster),
+        (Need::Guests, setup::for_guests),
+        (Need::Images, setup::for_image_tests),
+        (Need::Packages, setup::for_dist_tests),
+        (Need::Programs, setup::for_programs),
+    ];
+    for (need, set_up) in parts {
+        let is_needed = needs.contains(&need);
+        if let Some(Err(reason)) = is_needed.then(|| into_built(set_up())) {
+            missing.insert(need, reason);
         }
     }
+    missing
 }
 
-fn build(wanted: Wanted, sender: &Sender<Product>) {
-    let send = |product: Product| {
-        // The receiver is gone when the tests have ended early.
-        sender.send(product).ok();
-    };
-    let (agent, size) = build_program(&AGENT);
-    let programs = agent.clone();
-    send(Box::new(move |finished| (finished.agent, finished.agent_size) = (Some(agent), Some(size))));
-    if wanted.is_with_older {
-        let built = into_built(older::ensure());
-        send(Box::new(|finished| finished.older = Some(built)));
-    }
-    let release = |release: &Release| into_built(release.ensure());
-    if let Some(can_run) = &wanted.control_plane {
-        let built = can_run.clone().and_then(|()| release(&KUBERNETES));
-        send(Box::new(|finished| finished.control_plane = Some(built)));
-        let built = release(&HELM);
-        send(Box::new(|finished| finished.helm = Some(built)));
-    }
-    let (relay, size) = build_program(&RELAY);
-    let packages = wanted.packages.map(|can_run| {
-        let programs = can_run.and_then(|()| Ok((programs.clone()?, relay.clone()?)));
-        programs.and_then(|(agent, relay)| into_built(packages(&agent, &relay)))
-    });
-    let both = programs.clone().and_then(|agent| Ok((agent, relay.clone()?)));
-    send(Box::new(move |finished| (finished.relay, finished.relay_size) = (Some(relay), Some(size))));
-    send(Box::new(|finished| finished.packages = packages));
-    if let Some(can_run) = wanted.guests {
-        let built = can_run.and(programs).and_then(|agent| into_built(guests(&agent.shipped)));
-        send(Box::new(|finished| finished.guests = Some(built)));
-    }
-    if wanted.is_with_fuzzer {
-        let built = into_built(Fuzzer::build_logged());
-        send(Box::new(|finished| finished.fuzzer = Some(built)));
-    }
-    if wanted.is_with_oldest {
-        let built = wanted.control_plane.unwrap_or(Ok(())).and_then(|()| release(&OLDEST_KUBERNETES));
-        send(Box::new(|finished| finished.oldest = Some(built)));
-    }
-    if wanted.is_with_fleet {
-        let built = both.and_then(|(agent, relay)| into_built(FleetFiles::new(&agent.shipped, &relay.shipped)));
-        send(Box::new(|finished| finished.fleet = Some(built)));
-    }
-    if wanted.is_with_promtool {
-        let built = release(&PROMETHEUS);
-        send(Box::new(|finished| finished.promtool = Some(built)));
+/// Fails where no test with a sandbox can run.
+pub(super) fn check_machine() -> Result<()> {
+    run::require_root("these tests")?;
+    ensure!(sweep::has_cgroup2(), "no cgroup2 is mounted: mount it at /sys/fs/cgroup");
+    Ok(())
+}
+
+/// Builds what is needed, each as soon as possible, what most tests wait for first. `missing` are needs whose packages
+/// could not be installed. `is_shipped`: the agent and the relay of all tests are those of a release.
+pub(super) fn build(
+    needs: &BTreeSet<Need>,
+    missing: &BTreeMap<Need, String>,
+    is_shipped: bool,
+    mut done: impl FnMut(Product),
+) {
+    let mut builder = Builder::default();
+    for &need in &order(needs, is_shipped) {
+        let start = Instant::now();
+        let variables = match missing.get(&need) {
+            Some(reason) => Err(reason.clone()),
+            None => into_built(builder.build(need, is_shipped)),
+        };
+        done(Product { need, variables, elapsed: start.elapsed() });
     }
 }
 
-/// A program, and whether it is as small as promised.
-fn build_program(program: &Program) -> (Built<Binary>, Built<()>) {
-    let binary = into_built(program.build_logged());
-    let size = binary.as_ref().map_err(Clone::clone).and_then(|binary| into_built(sizes::check(program, binary)));
-    (binary, size)
+/// Needs in the order of building; the order of the type is that of the number of tests that wait.
+fn order(needs: &BTreeSet<Need>, is_shipped: bool) -> Vec<Need> {
+    let mut order: Vec<Need> = needs.iter().copied().collect();
+    if is_shipped {
+        // The shipped ones are all that there are.
+        order.sort_by_key(|need| !matches!(need, Need::Agent | Need::ShippedAgent));
+    }
+    order
 }
 
-fn guests(agent: &std::path::Path) -> Result<(vm::GuestFiles, PathBuf)> {
-    Ok((vm::GuestFiles::for_tests(agent)?, vm::GuestFiles::kernel()?))
+/// Programs that several products are made of.
+#[derive(Default)]
+struct Builder {
+    agent: Option<Built<Binary>>,
+    relay: Option<Built<Binary>>,
 }
 
-fn packages(agent: &Binary, relay: &Binary) -> Result<Packages> {
-    Ok(Packages { release: dist::for_tests(agent, relay)?, debian: debian::root()? })
+impl Builder {
+    fn build(&mut self, need: Need, is_shipped: bool) -> Result<Variables> {
+        match need {
+            Need::Agent if !is_shipped => fast(&AGENT),
+            Need::Relay if !is_shipped => fast(&RELAY),
+            Need::Agent | Need::ShippedAgent => Ok(one(AGENT.variable, self.agent()?.shipped)),
+            Need::Relay | Need::ShippedRelay => Ok(one(RELAY.variable, self.relay()?.shipped)),
+            Need::OlderAgents => Ok(one(older::VARIABLE, older::ensure()?)),
+            Need::ControlPlane => release(&KUBERNETES),
+            Need::Helm => release(&HELM),
+            Need::OldestControlPlane => release(&OLDEST_KUBERNETES),
+            Need::LatestPromtool => release(&PROMETHEUS),
+            Need::Images => {
+                let mut variables = one(INIT_SYSTEMS_VARIABLE, kernels::init_systems().context("no init systems")?);
+                variables.extend(this_program()?);
+                Ok(variables)
+            }
+            Need::Packages => {
+                let release = dist::for_tests(&self.agent()?, &self.relay()?)?;
+                let mut variables = one(dist::VARIABLE, release);
+                variables.extend(one(debian::VARIABLE, debian::root()?));
+                variables.extend(one(INIT_SYSTEMS_VARIABLE, kernels::init_systems().context("no init systems")?));
+                variables.extend(this_program()?);
+                Ok(variables)
+            }
+            Need::Guests => {
+                let guests = vm::GuestFiles::for_tests(&self.agent()?.shipped)?;
+                let kernel = vm::GuestFiles::kernel()?;
+                Ok(set_by(|command| guests.set_variables(command, &kernel)))
+            }
+            Need::Fleet => {
+                let files = FleetFiles::new(&self.agent()?.shipped, &self.relay()?.shipped)?;
+                let kernel = vm::GuestFiles::kernel()?;
+                Ok(set_by(|command| files.set_variables(command, &kernel)))
+            }
+            Need::Fuzzer => Fuzzer::build_logged().map(|_| Variables::new()),
+            // The programs are packages.
+            Need::Programs => Ok(Variables::new()),
+        }
+    }
+
+    fn agent(&mut self) -> Result<Binary> {
+        program(&AGENT, &mut self.agent)
+    }
+
+    fn relay(&mut self) -> Result<Binary> {
+        program(&RELAY, &mut self.relay)
+    }
+}
+
+/// A shipped program, built once.
+fn program(program: &Program, built: &mut Option<Built<Binary>>) -> Result<Binary> {
+    let built = built.get_or_insert_with(|| into_built(program.build_logged()));
+    built.clone().map_err(|reason| anyhow!("{reason}"))
+}
+
+/// A program for tests in which its size and speed do not matter, which cargo builds again in seconds.
+fn fast(program: &Program) -> Result<Variables> {
+    let mut command = run::cargo();
+    command.args(["build", "--workspace", "--bin", program.name]);
+    let file = run::executables(&mut command)?.remove(program.name);
+    Ok(one(program.variable, file.with_context(|| format!("cargo names no file of {}", program.name))?))
+}
+
+fn release(release: &Release) -> Result<Variables> {
+    Ok(one(release.variable, release.ensure()?))
+}
+
+fn one(name: &str, value: impl Into<PathBuf>) -> Variables {
+    vec![(name.into(), value.into().into_os_string())]
+}
+
+/// The variables that a function sets for a command.
+fn set_by(set: impl FnOnce(&mut Command)) -> Variables {
+    let mut command = Command::new("true");
+    set(&mut command);
+    command.get_envs().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect()
+}
+
+fn this_program() -> Result<Variables> {
+    let this: PathBuf = env::current_exe().context("the path of this program")?;
+    Ok(one(XTASK_VARIABLE, Path::new(&this)))
 }

@@ -1,6 +1,11 @@
 //! Counting tests and showing the counts.
 
-use std::{ops::AddAssign, time::Duration};
+use std::{collections::BTreeMap, ops::AddAssign, time::Duration};
+
+use super::{
+    job::Ended,
+    suites::{self, SUITES},
+};
 
 const GREEN: &str = "32";
 const RED: &str = "31";
@@ -35,41 +40,111 @@ impl AddAssign for Counts {
     }
 }
 
-/// Outcome of a suite.
-pub(crate) struct Outcome {
-    name: String,
+/// Results by suite.
+#[derive(Default)]
+pub(crate) struct Outcomes {
+    suites: BTreeMap<String, Outcome>,
+    /// How often each test that failed has failed, and why if it did not say so itself.
+    failed: BTreeMap<String, (u32, String)>,
+    runs: BTreeMap<String, u32>,
+}
+
+/// Results of a suite.
+#[derive(Default)]
+struct Outcome {
     counts: Counts,
+    /// Sum of the tests' times; several run at once.
     seconds: f64,
-    /// Why it failed or was left out, where the tests' own output does not say.
-    note: String,
+    cpu_seconds: f64,
+}
+
+impl Outcomes {
+    /// Adds a test that has ended.
+    pub(super) fn add(&mut self, suite: &str, test: &str, ended: &Ended) {
+        let outcome = self.suites.entry(suite.to_owned()).or_default();
+        outcome.counts += ended.counts;
+        outcome.seconds += ended.elapsed.as_secs_f64();
+        outcome.cpu_seconds += ended.cpu.as_secs_f64();
+        *self.runs.entry(test.to_owned()).or_default() += 1;
+        if ended.counts.failed > 0 {
+            self.note_failure(test, ended.note.clone().unwrap_or_default());
+        }
+    }
+
+    /// Adds the counts of test binaries that were run by another command.
+    pub(crate) fn add_counts(&mut self, suite: &str, counts: Counts, elapsed: Duration) {
+        let outcome = self.suites.entry(suite.to_owned()).or_default();
+        outcome.counts += counts;
+        outcome.seconds += elapsed.as_secs_f64();
+        if counts.failed > 0 {
+            self.note_failure(suite, String::new());
+        }
+    }
+
+    /// Adds a test that could not be run.
+    pub(crate) fn fail_test(&mut self, suite: &str, test: &str, why: String) {
+        self.suites.entry(suite.to_owned()).or_default().counts.failed += 1;
+        *self.runs.entry(test.to_owned()).or_default() += 1;
+        self.note_failure(test, why);
+    }
+
+    /// Adds a suite that was left out; it counts as one that was skipped.
+    pub(super) fn leave_out(&mut self, suite: &str) {
+        self.suites.entry(suite.to_owned()).or_default().counts.skipped += 1;
+    }
+
+    fn note_failure(&mut self, test: &str, why: String) {
+        let failed = self.failed.entry(test.to_owned()).or_default();
+        *failed = (failed.0 + 1, why);
+    }
+
+    /// Prints a row for each suite, what failed and, last and plain, the sum.
+    pub(crate) fn print(&self, elapsed: Duration, color: bool) -> Counts {
+        let columns = ["suite", "", "passed", "failed", "skipped", "seconds", "CPU s", "budget"];
+        let [suite, verdict, passed, failed, skipped, seconds, cpu, budget] = columns;
+        println!("\n{suite:<11} {verdict:<7} {passed:>6} {failed:>6} {skipped:>7} {seconds:>8} {cpu:>7} {budget:>7}");
+        let mut total = Outcome::default();
+        for (name, outcome) in self.in_order() {
+            println!("{}", outcome.row(name, color));
+            total.counts += outcome.counts;
+            total.seconds += outcome.seconds;
+            total.cpu_seconds += outcome.cpu_seconds;
+        }
+        println!(
+            "{:<11} {:<7} {:>6} {:>6} {:>7} {:>8.0} {:>7.0}  in {} s\n",
+            "all",
+            "",
+            total.counts.passed,
+            total.counts.failed,
+            total.counts.skipped,
+            total.seconds,
+            total.cpu_seconds,
+            elapsed.as_secs()
+        );
+        for (test, (times, why)) in &self.failed {
+            println!("{}", self.failure(test, *times, why));
+        }
+        let Counts { passed, failed, skipped } = total.counts;
+        println!("{passed} passed, {failed} failed, {skipped} skipped");
+        total.counts
+    }
+
+    fn failure(&self, test: &str, times: u32, why: &str) -> String {
+        let runs = self.runs.get(test).copied().unwrap_or_default();
+        let often = if runs > 1 { format!(" ({times} of {runs} times)") } else { String::new() };
+        let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+        format!("FAILED: cargo xtask test {test}{often}{why}")
+    }
+
+    /// The suites in the order of their list, others behind.
+    fn in_order(&self) -> Vec<(&String, &Outcome)> {
+        let mut rows: Vec<_> = self.suites.iter().collect();
+        rows.sort_by_key(|(name, _)| SUITES.iter().position(|suite| suite.name == *name).unwrap_or(SUITES.len()));
+        rows
+    }
 }
 
 impl Outcome {
-    pub(crate) fn new(name: impl Into<String>, counts: Counts) -> Self {
-        Self { name: name.into(), counts, seconds: 0.0, note: String::new() }
-    }
-
-    /// A suite that could not be run; it counts as one failure.
-    pub(crate) fn failed(name: impl Into<String>, why: String) -> Self {
-        Self::new(name, Counts::default()).with_failure(why)
-    }
-
-    /// A suite that was not asked for; it counts as one that was skipped.
-    pub(crate) fn left_out(name: impl Into<String>) -> Self {
-        let counts = Counts { skipped: 1, ..Counts::default() };
-        Self { note: "left out with --without".to_owned(), ..Self::new(name, counts) }
-    }
-
-    pub(crate) fn with_failure(mut self, why: String) -> Self {
-        self.counts.failed += 1;
-        self.note = why;
-        self
-    }
-
-    pub(crate) fn took(self, time: Duration) -> Self {
-        Self { seconds: time.as_secs_f64(), ..self }
-    }
-
     fn verdict(&self) -> (&'static str, &'static str) {
         match self.counts {
             Counts { failed: 1.., .. } => ("FAILED", RED),
@@ -78,28 +153,27 @@ impl Outcome {
         }
     }
 
-    fn row(&self, color: bool) -> String {
+    fn row(&self, name: &str, color: bool) -> String {
         let Counts { passed, failed, skipped } = self.counts;
         let (verdict, code) = self.verdict();
         let verdict = if color { format!("\x1b[{code}m{verdict:<7}\x1b[0m") } else { format!("{verdict:<7}") };
-        let row = format!(
-            "{:<11} {verdict} {passed:>6} {failed:>6} {skipped:>7} {:>8.1}  {}",
-            self.name, self.seconds, self.note
-        );
-        row.trim_end().to_owned()
+        let budget = suites::find(name).map(|suite| suite.budget_cpu_seconds).filter(|_| self.cpu_seconds > 0.0);
+        let over = budget.filter(|budget| self.cpu_seconds > f64::from(*budget)).map_or("", |_| "  over its budget");
+        let budget = budget.map(|budget| budget.to_string()).unwrap_or_default();
+        let (seconds, cpu) = (self.seconds, self.cpu_seconds);
+        format!("{name:<11} {verdict} {passed:>6} {failed:>6} {skipped:>7} {seconds:>8.1} {cpu:>7.1} {budget:>7}{over}")
     }
 }
 
-/// Prints a row for each suite and, last and plain, the sum.
-pub(crate) fn print(outcomes: &[Outcome], color: bool) -> Counts {
-    println!("\n{:<11} {:<7} {:>6} {:>6} {:>7} {:>8}", "suite", "", "passed", "failed", "skipped", "seconds");
-    let mut total = Counts::default();
-    for outcome in outcomes {
-        println!("{}", outcome.row(color));
-        total += outcome.counts;
+/// Prints how long each part of a run took, and each product that was built beside the tests.
+pub(super) fn print_times<'a>(parts: &[(&str, Duration)], products: impl Iterator<Item = (&'a str, Duration)>) {
+    println!("\n{:<32} {:>8}", "part", "seconds");
+    for (name, time) in parts {
+        println!("{name:<32} {:>8.1}", time.as_secs_f64());
     }
-    println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
-    total
+    for (name, time) in products {
+        println!("  beside the tests: {name:<12} {:>8.1}", time.as_secs_f64());
+    }
 }
 
 #[cfg(test)]
@@ -123,13 +197,31 @@ mod tests {
         }
     }
 
+    fn row(counts: Counts, color: bool) -> String {
+        Outcome { counts, seconds: 1.5, cpu_seconds: 1e6 }.row("live", color)
+    }
+
     #[test]
     fn rows_tell_failed_from_skipped_and_passed() {
-        let passed = Outcome::new("unit", Counts { passed: 3, ..Counts::default() });
-        assert!(passed.row(false).starts_with("unit        ok           3"));
-        assert!(passed.row(true).contains("\x1b[32mok     \x1b[0m"));
-        assert!(Outcome::left_out("live").row(false).contains("skipped"));
-        let failed = Outcome::failed("live", "not root".to_owned());
-        assert!(failed.row(false).contains("FAILED") && failed.row(false).ends_with("not root"));
+        let none = Counts::default();
+        assert!(row(Counts { passed: 3, ..none }, false).starts_with("live        ok           3"));
+        assert!(row(Counts { passed: 3, ..none }, true).contains("\x1b[32mok     \x1b[0m"));
+        assert!(row(Counts { skipped: 1, ..none }, false).contains("skipped"));
+        assert!(row(Counts { passed: 3, failed: 1, ..none }, false).contains("FAILED"));
+    }
+
+    #[test]
+    fn a_suite_that_takes_more_cpu_time_than_its_budget_is_named() {
+        assert!(row(Counts::default(), false).ends_with("over its budget"));
+        assert!(!Outcome::default().row("live", false).contains("over its budget"));
+    }
+
+    #[test]
+    fn a_failure_says_how_to_repeat_it_and_how_often_it_was_seen() {
+        let mut outcomes = Outcomes::default();
+        outcomes.fail_test("live", "live::a", "not root".to_owned());
+        assert_eq!(outcomes.failure("live::a", 1, "not root"), "FAILED: cargo xtask test live::a: not root");
+        outcomes.fail_test("live", "live::a", String::new());
+        assert_eq!(outcomes.failure("live::a", 2, ""), "FAILED: cargo xtask test live::a (2 of 2 times)");
     }
 }
