@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 
 pub use crate::credentials::ClientIdentity;
 use crate::{
-    credentials::{self, Credentials},
+    credentials::{self, Credentials, NOT_SHARED},
     manifest,
     process::{Daemon, Output, Signal, run},
     sandbox::{Placement, Sandbox},
+    shared::Lease,
 };
 
 /// Address of the API server. It refuses to advertise a loopback address.
@@ -63,8 +64,9 @@ const OLDEST_VARIABLE: &str = "CPROXY_CONTROL_PLANE_OLDEST";
 /// Name of etcd's directory.
 const ETCD_DATA: &str = "etcd";
 
-/// URL of etcd for the API server.
+/// URL of etcd for the API server, and its port.
 const ETCD: &str = "http://127.0.0.1:2379";
+pub(crate) const ETCD_PORT: u16 = 2379;
 
 /// Limit on each step of the start, on a busy machine and with many clients that come back.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
@@ -90,7 +92,9 @@ pub struct ControlPlane<'s> {
     has_accounts: bool,
     // Ends before etcd does.
     api_server: Option<Daemon>,
-    etcd: Daemon,
+    /// None if the control plane is shared.
+    etcd: Option<Daemon>,
+    _lease: Option<Lease>,
 }
 
 impl<'s> ControlPlane<'s> {
@@ -101,6 +105,27 @@ impl<'s> ControlPlane<'s> {
     /// end of their logs is printed.
     pub fn start(sandbox: &'s Sandbox) -> Self {
         Self::start_with(sandbox, &[])
+    }
+
+    /// A control plane without objects that other tests have used, for tests that need its API alone: its servers can be
+    /// neither ended nor changed. Where there is none to share, one is started.
+    ///
+    /// # Panics
+    /// As [`ControlPlane::start`].
+    pub fn shared(sandbox: &'s Sandbox) -> Self {
+        let Some(lease) = Lease::take(sandbox) else { return Self::start(sandbox) };
+        let binaries = binaries(VARIABLE);
+        Self {
+            sandbox,
+            api_server_binaries: binaries.clone(),
+            binaries,
+            credentials: Credentials::copy(&lease.credentials, sandbox.dir().join("control-plane")),
+            flags: Vec::new(),
+            has_accounts: false,
+            api_server: None,
+            etcd: None,
+            _lease: Some(lease),
+        }
     }
 
     /// Like [`ControlPlane::start`], with more flags for kube-apiserver.
@@ -133,12 +158,37 @@ impl<'s> ControlPlane<'s> {
         let binaries = binaries(VARIABLE);
         sandbox.add_addresses([ADDRESS, ADDRESS_V6]);
         let credentials = Credentials::create(sandbox.dir().join("control-plane"), &NAMES);
-        let etcd = start_etcd(sandbox, &binaries);
-        let mut control_plane =
-            Self { sandbox, binaries, api_server_binaries, credentials, flags, has_accounts, api_server: None, etcd };
+        let mut control_plane = Self {
+            etcd: Some(start_etcd(sandbox, &binaries)),
+            sandbox,
+            binaries,
+            api_server_binaries,
+            credentials,
+            flags,
+            has_accounts,
+            api_server: None,
+            _lease: None,
+        };
         control_plane.start_api_server();
         control_plane.apply(agent_rights());
         control_plane
+    }
+
+    /// Directory of the files of its credentials.
+    pub(crate) fn credentials_directory(&self) -> &Path {
+        self.credentials.directory()
+    }
+
+    /// Ends the servers at once: an orderly end takes a second and is rarely of use. A shared one goes on.
+    pub fn discard(&mut self) {
+        if let Some(mut api_server) = self.api_server.take() {
+            api_server.kill();
+        }
+    }
+
+    /// etcd, of a control plane that is not shared.
+    fn etcd(&mut self) -> &mut Daemon {
+        self.etcd.as_mut().expect(NOT_SHARED)
     }
 
     /// URL of the API server at its own address rather than a Service's.
@@ -269,23 +319,24 @@ impl<'s> ControlPlane<'s> {
 
     /// Stops the API server in an orderly way; etcd and all objects stay.
     pub fn stop_api_server(&mut self) {
+        self.etcd();
         drop(self.api_server.take());
     }
 
     /// Kills the API server as in a crash.
     pub fn kill_api_server(&mut self) {
-        if let Some(mut api_server) = self.api_server.take() {
-            api_server.kill();
-        }
+        self.etcd();
+        self.discard();
     }
 
     /// Stops etcd's process, or lets it go on: the API server gets no answers meanwhile.
     pub fn freeze_etcd(&mut self, is_frozen: bool) {
-        self.etcd.signal(if is_frozen { Signal::STOP } else { Signal::CONT });
+        self.etcd().signal(if is_frozen { Signal::STOP } else { Signal::CONT });
     }
 
     /// Starts the API server, if it is not running, and waits until it is ready.
     pub fn start_api_server(&mut self) {
+        self.etcd();
         if self.api_server.is_none() {
             let mut command = self.api_server_command(PORT);
             command.args(&self.flags);
@@ -312,6 +363,7 @@ impl<'s> ControlPlane<'s> {
 
     /// Starts another API server with the same etcd, at [`SECOND_PORT`], and waits until it is ready.
     pub fn start_second(&self, flags: &[String]) -> Daemon {
+        assert!(self.etcd.is_some(), "{NOT_SHARED}");
         let mut command = self.api_server_command(SECOND_PORT);
         // The first one is the only endpoint of default/kubernetes.
         command.arg("--endpoint-reconciler-type=none").args(flags);
@@ -328,6 +380,7 @@ impl<'s> ControlPlane<'s> {
 
     /// The API server's log.
     pub fn api_server_log(&self) -> String {
+        assert!(self.etcd.is_some(), "{NOT_SHARED}");
         self.api_server.as_ref().map(Daemon::log).unwrap_or_default()
     }
 }
@@ -343,11 +396,11 @@ impl ControlPlane<'_> {
 
     fn kill_both(&mut self) {
         self.kill_api_server();
-        self.etcd.kill();
+        self.etcd().kill();
     }
 
     fn start_both(&mut self) {
-        self.etcd = start_etcd(self.sandbox, &self.binaries);
+        self.etcd = Some(start_etcd(self.sandbox, &self.binaries));
         self.start_api_server();
     }
 

@@ -6,7 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
 use serde_json::json;
 
 /// Known users with their groups.
@@ -20,12 +22,23 @@ const USERS: [(&str, &str); 7] = [
     ("nobody", ""),
 ];
 
+/// Files that clients use, and those that servers beside the API server do.
+const FILES: [&str; 7] =
+    ["ca.crt", "clients.crt", "clients.key", "server.crt", "server.key", "service-account.key", "service-account.pub"];
+
+/// Name of the authority of client certificates.
+const CLIENTS: &str = "cproxy test clients";
+
+/// Message about a test that needs more than the API.
+pub(crate) const NOT_SHARED: &str = "this control plane is shared: start one with `ControlPlane::start`";
+
 /// Directory of the credentials, and the authority of client certificates.
 pub(crate) struct Credentials {
     directory: PathBuf,
     /// Names of the API server.
     names: Vec<String>,
-    clients: CertifiedIssuer<'static, KeyPair>,
+    clients: Issuer<'static, KeyPair>,
+    is_shared: bool,
 }
 
 impl fmt::Debug for Credentials {
@@ -47,10 +60,14 @@ impl Credentials {
     /// Creates them in `directory`, for an API server with the given names.
     pub(crate) fn create(directory: PathBuf, names: &[&str]) -> Self {
         fs::create_dir(&directory).expect("cannot create a directory in the sandbox");
-        let clients = new_authority("cproxy test clients").expect("cannot make a certificate");
+        let key = new_key();
+        let key_pem = key.serialize_pem();
+        let params = authority(CLIENTS).expect("cannot name an authority");
+        let certificate = params.self_signed(&key).expect("cannot make a certificate");
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        let credentials = Self { directory, names, clients };
-        credentials.write("clients.crt", &credentials.clients.pem());
+        let credentials = Self { directory, names, clients: Issuer::new(params, key), is_shared: false };
+        credentials.write("clients.crt", &certificate.pem());
+        credentials.write("clients.key", &key_pem);
         credentials.renew_authority();
         let key = new_key();
         credentials.write("service-account.key", &key.serialize_pem());
@@ -58,6 +75,23 @@ impl Credentials {
         let tokens = USERS.map(|(user, groups)| format!("{},{user},{user},\"{groups}\"\n", token(user)));
         credentials.write("tokens.csv", &tokens.concat());
         credentials
+    }
+
+    /// A copy of those of another control plane, in `directory`.
+    pub(crate) fn copy(of: &Path, directory: PathBuf) -> Self {
+        fs::create_dir(&directory).expect("cannot create a directory in the sandbox");
+        for name in FILES {
+            fs::copy(of.join(name), directory.join(name)).expect("cannot copy a file of a shared control plane");
+        }
+        let key = fs::read_to_string(directory.join("clients.key")).expect("cannot read a file just written");
+        let key = KeyPair::from_pem(&key).expect("a shared control plane has no key of an authority");
+        let clients = Issuer::new(authority(CLIENTS).expect("cannot name an authority"), key);
+        Self { directory, names: Vec::new(), clients, is_shared: true }
+    }
+
+    /// The directory of the files.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Path of one of the files.
@@ -106,6 +140,7 @@ impl Credentials {
 
     /// Replaces the authority of the API server and its certificate. Clients of the harness trust only the new one.
     pub(crate) fn renew_authority(&self) {
+        assert!(!self.is_shared, "{NOT_SHARED}");
         let renew = || {
             let authority = new_authority("cproxy test authority")?;
             let mut params = named("kube-apiserver", self.names.clone())?;
@@ -145,9 +180,13 @@ fn new_key() -> KeyPair {
 }
 
 fn new_authority(name: &str) -> Result<CertifiedIssuer<'static, KeyPair>, rcgen::Error> {
+    CertifiedIssuer::self_signed(authority(name)?, new_key())
+}
+
+fn authority(name: &str) -> Result<CertificateParams, rcgen::Error> {
     let mut params = named(name, Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    CertifiedIssuer::self_signed(params, new_key())
+    Ok(params)
 }
 
 fn named(common_name: &str, names: Vec<String>) -> Result<CertificateParams, rcgen::Error> {

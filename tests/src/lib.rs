@@ -38,6 +38,7 @@ pub mod relay;
 pub mod relay_server;
 pub mod sandbox;
 pub mod seccomp;
+pub mod shared;
 pub mod storm;
 pub mod strace;
 pub mod supervised;

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     thread,
 };
@@ -22,6 +22,15 @@ impl Netns {
     pub fn current() -> Self {
         // /proc/self would be the main thread, but each thread has a namespace of its own.
         let file = File::open("/proc/thread-self/ns/net").expect("cannot open /proc/thread-self/ns/net: mount /proc");
+        Self { file: Arc::new(file) }
+    }
+
+    /// The namespace behind a file of `/proc`.
+    ///
+    /// # Panics
+    /// When its process is gone.
+    pub(crate) fn open(path: &Path) -> Self {
+        let file = File::open(path).unwrap_or_else(|error| panic!("cannot open {}: {error}", path.display()));
         Self { file: Arc::new(file) }
     }
 

@@ -272,6 +272,14 @@ impl Sandbox {
         self.run_ip(commands, |ip| self.place(ip, Placement::Unhooked));
     }
 
+    /// Runs iproute2 `commands`, one a line, in the calling thread's network namespace.
+    ///
+    /// # Panics
+    /// With the message of `ip`, if it fails.
+    pub(crate) fn ip_here(&self, commands: &str) {
+        self.run_ip(commands, |ip| ip);
+    }
+
     fn run_ip(&self, commands: &str, place: impl Fn(&mut Command) -> &mut Command) {
         self.try_ip(commands, place).unwrap_or_else(|error| panic!("`ip` (of iproute2): {error}"));
     }

@@ -9,6 +9,7 @@ mod job;
 mod products;
 mod queue;
 mod selection;
+mod shared;
 pub(crate) mod suites;
 pub(crate) mod summary;
 mod times;
@@ -36,6 +37,7 @@ use self::{
     products::{Product, Products},
     queue::{Entry, Queue, Readiness},
     selection::{Selection, Targets},
+    shared::SharedControlPlanes,
     suites::{Class, Need, Suite, SuiteKind},
     summary::Outcomes,
     times::Times,
@@ -260,6 +262,7 @@ struct Runner<'a> {
     left: u32,
     times: Times,
     outcomes: Outcomes,
+    shared: Option<SharedControlPlanes>,
 }
 
 impl<'a> Runner<'a> {
@@ -274,7 +277,7 @@ impl<'a> Runner<'a> {
         let left = entries.len() as u32;
         let queue = Queue::new(entries, places);
         let (products, outcomes) = (Products::default(), Outcomes::default());
-        Self { arguments, queue, products, is_all_built: false, running: 0, left, times, outcomes }
+        Self { arguments, queue, products, is_all_built: false, running: 0, left, times, outcomes, shared: None }
     }
 
     /// Builds what is needed on a thread of its own, and runs all tests.
@@ -290,6 +293,8 @@ impl<'a> Runner<'a> {
             drop(built.send(Event::AllBuilt));
         });
         let load = self.arguments.busy.then(BusyLoops::start);
+        self.shared =
+            SharedControlPlanes::wanted(&self.queue.waiting().map(|test| test.needs.as_slice()).collect::<Vec<_>>());
         while self.left > 0 {
             self.fail_what_cannot_run();
             while self.start_next(&sender)? {}
@@ -298,6 +303,7 @@ impl<'a> Runner<'a> {
             }
         }
         drop(load);
+        self.shared = None;
         Ok(())
     }
 
@@ -325,6 +331,7 @@ impl<'a> Runner<'a> {
         if self.arguments.soak {
             command.env(SOAK_VARIABLE, "1");
         }
+        command.envs(self.shared.iter().filter_map(|shared| shared.variable(&test.needs)));
         let limit = (!self.arguments.soak && !self.arguments.long).then_some(TIME_LIMIT);
         self.running += 1;
         // Each repetition has a log of its own.
@@ -339,7 +346,14 @@ impl<'a> Runner<'a> {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Built(product) => self.products.add(product),
+            Event::Built(product) => {
+                let start = self.shared.as_mut().map_or(Ok(()), |shared| shared.start_after(&product));
+                if let Err(error) = start {
+                    println!("tests start their own control planes: {error:#}");
+                    self.shared = None;
+                }
+                self.products.add(product);
+            }
             Event::AllBuilt => self.is_all_built = true,
             Event::Ended(test, class, ended) => {
                 self.queue.end(class);

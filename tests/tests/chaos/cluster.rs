@@ -219,7 +219,6 @@ fn has_address(address: Ipv4Addr) -> NameAnswer {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // An orderly end would take a second and has no use here.
-        self.control_plane.kill_api_server();
+        self.control_plane.discard();
     }
 }

@@ -28,7 +28,7 @@ fn wait_for_warnings(agent: &mut RunningAgent, times: usize, words: &[&str]) {
 #[test]
 fn missing_rights_are_named_and_used_once_they_are_granted() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let mut agent = Agent::new(&sandbox).kubeconfig(cluster.control_plane.kubeconfig_for("nobody")).start();
     wait_for_warnings(&mut agent, 1, &["not permitted", "list", "watch"]);
     for (resource, group) in RESOURCES {
@@ -62,7 +62,7 @@ fn start_in_pod(cluster: &Cluster<'_>, environment: &[(&str, &str)]) -> Daemon {
 #[test]
 fn a_pods_service_account_is_enough() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let server = cluster.control_plane.server_url();
     let (host, port) = (ADDRESS.to_string(), PORT.to_string());
     // The address in a pod's environment is a ClusterIP, which the agent cannot use; a direct one takes precedence.
@@ -91,7 +91,7 @@ fn kubeconfig_with(cluster: &Cluster<'_>, name: &str, change: impl FnOnce(&mut V
 #[test]
 fn credentials_may_come_from_a_file_or_a_command() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let token = cluster.control_plane.token("cproxy");
     let (version, kind) = ("client.authentication.k8s.io/v1", "ExecCredential");
     let answer = json!({"apiVersion": version, "kind": kind, "status": {"token": token}}).to_string();
@@ -124,7 +124,7 @@ fn assert_keeps_trying(cluster: &Cluster<'_>, kubeconfig: PathBuf, words: &[&str
 #[test]
 fn a_wrong_token_and_a_wrong_authority_are_named() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let server = cluster.control_plane.server_url();
     let token = kubeconfig_with(&cluster, "wrong-token", |config| {
         config["users"][0]["user"]["token"] = json!("nobody-has-this");
@@ -142,7 +142,7 @@ fn a_wrong_token_and_a_wrong_authority_are_named() {
 #[test]
 fn an_identity_of_a_node_needs_the_role_node_proxier_for_endpoint_slices_only() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     cluster.apply(manifest::node(NODE, "a"));
     let start = |user: &str, group| {
         let ClientIdentity { certificate, key } = cluster.control_plane.client_identity(user, group, false);

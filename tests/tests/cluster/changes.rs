@@ -27,7 +27,7 @@ fn slice(slice: Slice) -> Slice {
 #[test]
 fn a_service_is_followed_from_creation_to_deletion() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let _agent = cluster.start_agent();
     let rows = [
         "TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.2:8080",
@@ -126,7 +126,7 @@ fn part(name: &str, port: u16) -> Slice {
 #[test]
 fn backends_are_the_union_of_the_ready_endpoints_of_all_slices() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let _agent = cluster.start_agent();
     // The slice comes before its Service.
     cluster.apply(part("web-a", 8080).ready(["10.244.0.1"]));
@@ -206,7 +206,7 @@ fn cluster_ip() -> Value {
 #[test]
 fn objects_that_are_not_ours_are_left_out_while_they_are_not() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let agent = cluster.start_agent();
     let rows = [
         "TCP 10.96.0.10:80 10.244.0.1:8080",

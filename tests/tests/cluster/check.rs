@@ -57,7 +57,7 @@ const ROWS: [&str; 4] = ["list_services", "watch_services", "list_endpointslices
 #[test]
 fn each_missing_right_is_named_with_the_verb_to_grant() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let kubeconfig = cluster.control_plane.agent_kubeconfig();
     let good = Checked::run(&sandbox, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--node-name", NODE]);
     assert_eq!(good.output.code, 0, "{:?}", good.output);
@@ -100,7 +100,7 @@ fn kubeconfig_of(cluster: &Cluster<'_>, name: &str, user: &Value) -> PathBuf {
 #[test]
 fn credentials_that_do_not_count_are_named_and_never_shown() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let secret = "nobody-has-this";
     let wrong = Checked::with(&sandbox, &kubeconfig_of(&cluster, "wrong", &json!({"token": secret})));
     wrong.expect_failure("credentials");
@@ -139,7 +139,7 @@ fn credentials_that_do_not_count_are_named_and_never_shown() {
 #[test]
 fn a_server_that_cannot_be_reached_or_trusted_is_named_with_the_step_that_failed() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let kubeconfig = cluster.control_plane.agent_kubeconfig();
     let kubeconfig = kubeconfig.to_str().unwrap();
     let url = cluster.control_plane.server_url();

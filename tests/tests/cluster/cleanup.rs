@@ -15,7 +15,7 @@ use crate::{
 #[test]
 fn after_cleanup_nothing_is_translated_until_the_agent_is_back() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let mut agent = cluster.start_agent();
     cluster.apply(Service::new("web").cluster_ips(["10.96.0.10", "fd00:10:96::10"]).tcp("http", 80, 8080));
     cluster.apply(Slice::v4("web").tcp("http", 8080).ready(["10.244.0.1"]));

@@ -41,6 +41,12 @@ pub(crate) struct Cluster<'s> {
 }
 
 impl<'s> Cluster<'s> {
+    /// With a control plane that other tests may have used, whose servers go on.
+    pub(crate) fn shared(sandbox: &'s Sandbox) -> Self {
+        Self::with(sandbox, ControlPlane::shared(sandbox))
+    }
+
+    /// With a control plane of its own.
     pub(crate) fn start(sandbox: &'s Sandbox) -> Self {
         Self::start_with(sandbox, &[])
     }
@@ -185,8 +191,7 @@ impl<'s> Cluster<'s> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // An orderly end would take a second and has no use here.
-        self.control_plane.kill_api_server();
+        self.control_plane.discard();
     }
 }
 

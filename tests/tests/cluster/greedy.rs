@@ -46,7 +46,7 @@ fn create_greedy(cluster: &Cluster<'_>) -> u32 {
 #[test]
 fn a_service_as_large_as_the_api_server_accepts_harms_no_other() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     cluster.apply_service("web", WEB, &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
     let addresses = create_greedy(&cluster);
     assert!(addresses < ADDRESSES_TOO_MANY, "the API server has a limit");

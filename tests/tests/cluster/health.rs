@@ -74,7 +74,7 @@ mod long {
     #[test]
     fn programs_that_are_detached_are_attached_again_after_the_next_bookmark() {
         let sandbox = Sandbox::for_test();
-        let cluster = Cluster::start(&sandbox);
+        let cluster = Cluster::shared(&sandbox);
         cluster.apply_service("web", "10.96.0.10", &["10.244.0.1"]);
         let mut agent = cluster.start_agent();
         cluster.expect(&[WEB]);

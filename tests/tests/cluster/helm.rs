@@ -267,7 +267,7 @@ fn wrong_values_are_refused_by_name() {
 #[test]
 fn helm_installs_upgrades_and_removes_the_chart_in_a_real_cluster() {
     let sandbox = Sandbox::for_test();
-    let control_plane = ControlPlane::start(&sandbox);
+    let control_plane = ControlPlane::shared(&sandbox);
     // The harness has rights of the same name for its own user.
     control_plane.kubectl(&["delete", "clusterrole/cproxy", "clusterrolebinding/cproxy-cproxy"], "");
     let kubeconfig = control_plane.admin_kubeconfig();

@@ -39,7 +39,7 @@ fn is_permitted(control_plane: &ControlPlane<'_>, request: &[&str]) -> bool {
 #[test]
 fn the_api_server_accepts_the_overlays_and_they_grant_only_the_needed_rights() {
     let sandbox = Sandbox::for_test();
-    let control_plane = ControlPlane::start(&sandbox);
+    let control_plane = ControlPlane::shared(&sandbox);
     // The harness has rights of the same name for its own user.
     control_plane.kubectl(&["delete", "clusterrole/cproxy", "clusterrolebinding/cproxy-cproxy"], "");
     assert!(!is_permitted(&control_plane, &["watch", "services", "--all-namespaces"]));
@@ -71,7 +71,7 @@ fn the_api_server_accepts_the_overlays_and_they_grant_only_the_needed_rights() {
 #[test]
 fn the_relays_overlay_is_accepted_and_grants_only_what_the_relay_needs() {
     let sandbox = Sandbox::for_test();
-    let control_plane = ControlPlane::start(&sandbox);
+    let control_plane = ControlPlane::shared(&sandbox);
     let text = rendered(&control_plane, "overlays/relay");
     let answer = control_plane.kubectl(&["apply", "--dry-run=server", "-f", "-"], &text);
     assert_eq!(answer.matches("(server dry run)").count(), text.matches("\nkind: ").count(), "{answer}");
@@ -106,7 +106,7 @@ fn block(words: &str) -> String {
 #[test]
 fn the_provider_gives_each_vm_a_short_lived_token_by_the_commands_of_the_readme() {
     let sandbox = Sandbox::for_test();
-    let control_plane = ControlPlane::start(&sandbox);
+    let control_plane = ControlPlane::shared(&sandbox);
     control_plane.kubectl(&["apply", "-f", "-"], &rendered(&control_plane, "overlays/baked-in"));
     control_plane.apply([manifest::node("virtual-kubelet", "a")]);
     control_plane.kubectl(&["-n", "kube-system", "create", "serviceaccount", "virtual-kubelet"], "");

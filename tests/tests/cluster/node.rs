@@ -47,7 +47,7 @@ fn start_agent(cluster: &Cluster<'_>) -> RunningAgent {
 #[test]
 fn zone_and_addresses_of_the_node_are_followed() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     apply_service(&cluster);
     apply_node(&cluster, "a", &[NODE_IP, NODE_IP_V6]);
     // Another Node must have no effect.
@@ -93,7 +93,7 @@ fn zone_and_addresses_of_the_node_are_followed() {
 #[test]
 fn an_agent_whose_node_does_not_exist_does_without_until_it_does() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     apply_service(&cluster);
     let mut agent = start_agent(&cluster);
     cluster.assert_table(&CLUSTER_IPS);

@@ -21,7 +21,7 @@ fn end(agent: &mut RunningAgent, signal: Signal) {
 #[test]
 fn a_restarted_agent_catches_up_without_a_failed_connect() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let mut agent = cluster.start_agent();
     cluster.apply_service("stays", "10.96.0.10", &["10.244.0.1"]);
     for signal in [Signal::TERM, Signal::KILL] {

@@ -28,7 +28,7 @@ fn start_kubectl_proxy(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, sock
 #[test]
 fn a_unix_socket_leads_to_the_api_server_without_credentials_in_the_guest() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let socket = sandbox.dir().join("api.sock");
     let socket = socket.to_str().unwrap();
     let mut agent = Agent::new(&sandbox).args(["--apiserver", &format!("unix://{socket}")]).start();
@@ -59,7 +59,7 @@ fn kubeconfig_with_proxy(cluster: &Cluster<'_>, proxy: &str) -> PathBuf {
 #[test]
 fn an_http_proxy_of_the_kubeconfig_is_used_with_its_password() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox);
+    let cluster = Cluster::shared(&sandbox);
     let open = Relay::start_proxy(&sandbox, None);
     // "user:secret" in base64.
     let closed = Relay::start_proxy(&sandbox, Some("Basic dXNlcjpzZWNyZXQ="));

@@ -72,7 +72,7 @@ impl<'s> Cluster<'s> {
 
     fn start_with(sandbox: &'s Sandbox, start_relay: impl FnOnce(&ControlPlane<'_>) -> Option<RunningRelay>) -> Self {
         sandbox.add_addresses(NODE_IPS);
-        let control_plane = ControlPlane::start(sandbox);
+        let control_plane = ControlPlane::shared(sandbox);
         add_node(&control_plane);
         let marker = Marker::FIRST;
         control_plane.apply(marker.objects());
@@ -143,8 +143,7 @@ impl<'s> Cluster<'s> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // An orderly end would take a second and has no use here.
-        self.control_plane.kill_api_server();
+        self.control_plane.discard();
     }
 }
 

@@ -77,7 +77,7 @@ pub(crate) fn expect_refusal(response: &Response, code: u16, reason: &str, text:
 #[test]
 fn clients_see_what_their_views_show() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     create_account(&cluster);
     let socket = sandbox.dir().join("team-a.sock");
     let mut relay = relay_with_views(&cluster, &socket).start();
@@ -188,7 +188,7 @@ fn wrong_settings_end_the_relay_with_one_line() {
 #[test]
 fn check_names_missing_rights() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let url = cluster.control_plane.server_url();
     let [good, poor] = ["cproxy-relay", "cproxy"].map(|user| cluster.kubeconfig(user, user, &url));
     let check = |kubeconfig: &Path| {

@@ -33,7 +33,7 @@ pub(crate) fn wait_for_service(sandbox: &Sandbox, name: &str) {
 #[test]
 fn the_table_is_that_of_an_agent_at_the_api_server_and_follows_when_the_relay_dies() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let direct = cluster.control_plane.server_url();
     let at_api = {
         let _agent = start_agent(&sandbox, &cluster, &direct);

@@ -34,7 +34,7 @@ fn change(cluster: &Cluster<'_>, round: u16) {
 fn client_go_holds_what_the_api_server_holds_and_moves_without_a_list() {
     go::program();
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let tls_relay = || cluster.tls_relay().start();
     let mut relay = tls_relay();
     let at_api = cluster.kubeconfig("admin", "at-api", &cluster.control_plane.server_url());

@@ -42,7 +42,7 @@ pub(crate) struct Cluster<'s> {
 impl<'s> World<'s> {
     /// A relay that needs no credentials of clients.
     pub(crate) fn start(sandbox: &'s Sandbox) -> Self {
-        Self::of(Cluster::start(sandbox, &[]))
+        Self::of(Cluster::shared(sandbox))
     }
 
     pub(crate) fn of(cluster: Cluster<'s>) -> Self {
@@ -91,8 +91,17 @@ fn newest_version(list: &Value) -> u64 {
 }
 
 impl<'s> Cluster<'s> {
+    /// With a control plane that other tests may have used, whose servers go on.
+    pub(crate) fn shared(sandbox: &'s Sandbox) -> Self {
+        Self::with(sandbox, ControlPlane::shared(sandbox))
+    }
+
+    /// With a control plane of its own, and additional flags of its API server.
     pub(crate) fn start(sandbox: &'s Sandbox, flags: &[&str]) -> Self {
-        let control_plane = ControlPlane::start_with(sandbox, flags);
+        Self::with(sandbox, ControlPlane::start_with(sandbox, flags))
+    }
+
+    fn with(sandbox: &'s Sandbox, control_plane: ControlPlane<'s>) -> Self {
         let cluster = Self { sandbox, control_plane };
         cluster.create_all(&objects());
         cluster.control_plane.kubectl(&["apply", "--namespace=kube-system", "-f", "-"], RIGHTS);
@@ -171,8 +180,7 @@ impl<'s> Cluster<'s> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // An orderly end would take a second and has no use here.
-        self.control_plane.kill_api_server();
+        self.control_plane.discard();
     }
 }
 

@@ -33,7 +33,7 @@ fn start_vm(directory: &Path, name: &str) -> UnixListener {
 #[test]
 fn guests_that_come_later_are_served_and_seen_by_their_sockets() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let vms = sandbox.dir().join("vm");
     let _early = start_vm(&vms, "a-1");
     let views = format!(

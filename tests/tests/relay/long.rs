@@ -19,7 +19,7 @@ const REVIEW_TIME_MAX: Duration = Duration::from_secs(150);
 #[test]
 fn an_agent_comes_back_to_a_relay_that_is_there_again() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let mut relay = cluster.tls_relay().start();
     let servers = format!("https://{RELAY},{}", cluster.control_plane.server_url());
     let _agent = start_agent(&sandbox, &cluster, &servers);
@@ -39,7 +39,7 @@ fn an_agent_comes_back_to_a_relay_that_is_there_again() {
 #[test]
 fn the_token_of_a_deleted_account_is_refused_after_two_minutes() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     create_account(&cluster);
     let _relay = cluster.tls_relay().start();
     let client = stranger(&cluster).token(&token(&cluster, &[]));

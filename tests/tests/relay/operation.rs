@@ -31,7 +31,7 @@ fn wait_for_begin(watching: &Watching) {
 #[test]
 fn clients_of_a_relay_that_stops_are_asked_to_move() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let mut relay = cluster.open_relay().args(["--drain-seconds", "3"]).start();
     let client = cluster.relay_client();
     let target = format!("{SERVICES}?watch=true&allowWatchBookmarks=true&resourceVersion=0");
@@ -71,7 +71,7 @@ fn an_agent_goes_on_without_a_list_when_its_replica_is_killed() {
 
 fn assert_goes_on(end: impl FnOnce(&mut RunningRelay) -> ExitStatus) {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let first = || cluster.tls_relay().args(["--drain-seconds", "1"]).start();
     let mut relay = first();
     let second = cluster.with_tls(cluster.relay()).listen(SECOND).metrics(SECOND_METRICS.parse().unwrap()).start();
@@ -96,7 +96,7 @@ fn assert_goes_on(end: impl FnOnce(&mut RunningRelay) -> ExitStatus) {
 #[test]
 fn connections_above_the_bound_are_told_to_come_back() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let relay = cluster.open_relay().args(["--max-connections", "3"]).start();
     let world = World { relay, cluster };
     let client = world.client();
@@ -162,7 +162,7 @@ fn views_and_certificates_are_read_again() {
 #[test]
 fn a_unix_socket_whose_file_is_removed_is_made_again() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let path = sandbox.dir().join("relay.sock");
     let listen = format!("unix://{}", path.display());
     let mut relay = cluster.relay().listen(listen).without_authentication().start();

@@ -141,7 +141,7 @@ fn clients_list_anew_when_etcd_is_restored_to_an_older_state() {
 #[test]
 fn clients_do_not_notice_cut_connections_to_the_api_server() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::start(&sandbox, &[]);
+    let cluster = Cluster::shared(&sandbox);
     let between = Relay::start(&sandbox, SocketAddr::new(ADDRESS, PORT));
     let relay = cluster.relay_at(&format!("https://{}", between.address())).listen(RELAY).without_authentication();
     let world = World { relay: relay.start(), cluster };

@@ -24,7 +24,7 @@ pub(crate) struct Cluster<'s> {
 
 impl<'s> Cluster<'s> {
     pub(crate) fn start(sandbox: &'s Sandbox) -> Self {
-        let control_plane = ControlPlane::start(sandbox);
+        let control_plane = ControlPlane::shared(sandbox);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let client = runtime.block_on(control_plane.client());
         Self { control_plane, runtime, client }
@@ -80,8 +80,7 @@ impl<'s> Cluster<'s> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // An orderly end would take a second and has no use here.
-        self.control_plane.kill_api_server();
+        self.control_plane.discard();
     }
 }
 
