@@ -36,22 +36,13 @@ pub(super) struct Predecessor {
 }
 
 /// All of them, newest first.
-pub(super) const PREDECESSORS: [Predecessor; 2] = [
-    Predecessor {
-        layout: 6,
-        // `TCP_OWNERS` can be mapped into memory since.
-        renewed: &["TCP_OWNERS", "TCP_PEERS"],
-        kept_links: &["getpeername4", "getpeername6", "sock_release"],
-        kept_maps: &["TCP_OWNERS", "TCP_PEERS"],
-    },
-    Predecessor {
-        layout: 5,
-        // It has the fields of `SocketState` in another order, and no places.
-        renewed: &["SOCKETS", "TCP_OWNERS", "TCP_PEERS"],
-        kept_links: &["recvmsg4", "recvmsg6", "getpeername4", "getpeername6"],
-        kept_maps: &["SOCKETS"],
-    },
-];
+pub(super) const PREDECESSORS: [Predecessor; 1] = [Predecessor {
+    layout: 6,
+    // `TCP_OWNERS` can be mapped into memory since.
+    renewed: &["TCP_OWNERS", "TCP_PEERS"],
+    kept_links: &["getpeername4", "getpeername6", "sock_release"],
+    kept_maps: &["TCP_OWNERS", "TCP_PEERS"],
+}];
 
 impl Predecessor {
     /// The one with this layout.

@@ -18,42 +18,15 @@ use super::{
     syscalls::array_elements,
 };
 
-/// State of a socket in layout 5, the only one whose `SOCKETS` are kept.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct OlderState {
-    flags: u32,
-    peer: Translation,
-}
-
-// SAFETY: integers without padding between or after them, for which any bytes are valid.
-unsafe impl aya::Pod for OlderState {}
-
 /// The state of sockets that the programs keep.
 pub struct SocketStates {
     places: Places,
     /// Places of an older layout, whose sockets keep them.
     older_places: Option<Places>,
-    /// Socket storage of an older layout.
-    older_sockets: Option<SkStorage<MapData, OlderState>>,
     sockets: SkStorage<MapData, SocketState>,
     udp_sockets: SkStorage<MapData, UdpState>,
     /// `SOCKETS` once more: its descriptor goes into requests for lists of sockets.
     storage: MapData,
-}
-
-/// Opens a map of an older layout, if one of that name is kept. It may go at any moment; one that is there and cannot
-/// be opened may have state of sockets.
-fn kept<T>(
-    pins: &PinDir,
-    name: &str,
-    open: impl FnOnce(PathBuf) -> Result<T, TableError>,
-) -> Result<Option<T>, TableError> {
-    let Some(path) = kept_map(pins, name) else { return Ok(None) };
-    match open(path) {
-        Err(_) if kept_map(pins, name).is_none() => Ok(None),
-        opened => opened.map(Some),
-    }
 }
 
 impl SocketStates {
@@ -64,8 +37,7 @@ impl SocketStates {
     pub fn open(pins: &PinDir) -> Result<Self, TableError> {
         Ok(Self {
             places: Places::open(|name| pins.object(name))?,
-            older_places: kept(pins, "TCP_OWNERS", |_| Places::open(|name| kept_map(pins, name).unwrap_or_default()))?,
-            older_sockets: kept(pins, "SOCKETS", |path| open(path, Map::SkStorage))?,
+            older_places: Places::open_kept(pins)?,
             sockets: open(pins.object("SOCKETS"), Map::SkStorage)?,
             udp_sockets: open(pins.object("UDP_SOCKETS"), Map::SkStorage)?,
             storage: open_read_only(&pins.object("SOCKETS"))?,
@@ -94,17 +66,7 @@ impl SocketStates {
         if let Some(peer) = self.at_place(socket_cookie(socket)?)? {
             return Ok(Some(peer));
         }
-        let present = found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer);
-        present.map_or_else(|| self.of_older(socket), |peer| Ok(Some(peer)))
-    }
-
-    /// The translation of a socket's `connect()` in the storage of an older layout.
-    ///
-    /// # Errors
-    /// It is no socket, or the map could not be read.
-    pub(crate) fn of_older(&self, socket: &OwnedFd) -> io::Result<Option<Translation>> {
-        let Some(sockets) = &self.older_sockets else { return Ok(None) };
-        Ok(found(sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer))
+        Ok(found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer))
     }
 
     /// The translations of a UDP socket's `connect()`: of the last one and, in case that failed after it was noted, of
@@ -113,16 +75,12 @@ impl SocketStates {
     /// # Errors
     /// It is no socket, or a map could not be read.
     pub fn of_udp(&self, socket: &OwnedFd) -> io::Result<Vec<Translation>> {
-        let present = found(self.sockets.get(&socket.as_raw_fd(), 0))?.map(|state| state.peer);
-        let older = self.of_older(socket)?;
-        if present.or(older).is_none() {
-            return Ok(Vec::new());
-        }
+        let Some(state) = found(self.sockets.get(&socket.as_raw_fd(), 0))? else { return Ok(Vec::new()) };
         let flows = found(self.udp_sockets.get(&socket.as_raw_fd(), 0))?;
         let flows = flows.into_iter().flat_map(|state| state.flows).map(|flow| flow.translation);
         // Places that no flow has taken are empty.
         let is_any = |asked: &Translation| asked.backend_port != 0;
-        Ok(present.into_iter().chain(older).chain(flows).filter(is_any).collect())
+        Ok(std::iter::once(state.peer).chain(flows).filter(is_any).collect())
     }
 
     /// The translation at the place of the TCP socket with this cookie, if it has one. The socket may have been closed
@@ -138,22 +96,10 @@ impl SocketStates {
         }
         Ok(None)
     }
-}
 
-impl SocketStates {
     /// Whether a TCP socket with this cookie has, or may have, a place of an older layout.
     pub(crate) fn has_older_place(&self, cookie: u64) -> bool {
         self.older_places.as_ref().is_some_and(|places| !matches!(places.peer_of(cookie), Ok(None)))
-    }
-
-    /// Whether sockets may have storage of an older layout.
-    pub(crate) fn has_older_storage(&self) -> bool {
-        self.older_sockets.is_some()
-    }
-
-    /// Whether a socket has storage of an older layout, whatever is in it.
-    pub(crate) fn is_in_older_storage(&self, socket: &OwnedFd) -> bool {
-        !matches!(self.of_older(socket), Ok(None))
     }
 }
 
@@ -166,6 +112,19 @@ struct Places {
 impl Places {
     fn open(path_of: impl Fn(&str) -> PathBuf) -> Result<Self, TableError> {
         Ok(Self { owners: open(path_of("TCP_OWNERS"), Map::Array)?, peers: open(path_of("TCP_PEERS"), Map::Array)? })
+    }
+
+    /// Those of an older layout, if they are kept. They may go at any moment; maps that are there and cannot be opened
+    /// may have state of sockets.
+    fn open_kept(pins: &PinDir) -> Result<Option<Self>, TableError> {
+        let is_kept = || kept_map(pins, "TCP_OWNERS").is_some();
+        if !is_kept() {
+            return Ok(None);
+        }
+        match Self::open(|name| kept_map(pins, name).unwrap_or_default()) {
+            Err(_) if !is_kept() => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 
     fn peer_of(&self, cookie: u64) -> io::Result<Option<Translation>> {

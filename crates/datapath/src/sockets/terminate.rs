@@ -30,9 +30,7 @@ pub(super) struct TerminationPass<'t> {
     check: StaleCheck<'t>,
     states: &'t SocketStates,
     retired: &'t Retired,
-    /// The kernel lists the socket storage of TCP sockets: that of the present layout.
-    lists_tcp: bool,
-    /// Protocols of which the kernel does not list all socket storage: it is read through the owners.
+    /// Protocols whose socket storage the kernel does not list: it is read through the owners.
     by_owners: Vec<Protocol>,
     sought: SoughtInodes,
     /// By inode, which no two sockets share.
@@ -68,14 +66,15 @@ struct Terminated {
 impl<'t> TerminationPass<'t> {
     pub(super) fn new(reader: &'t KernelReader, states: &'t SocketStates, retired: &'t Retired) -> Self {
         // It is the same kernel in all network namespaces.
-        let lists_tcp = SocketLists::open(states.storage()).can_list(Protocol::Tcp);
-        let is_by_owners = |protocol: Protocol| protocol == Protocol::Udp || !lists_tcp || states.has_older_storage();
+        let is_by_owners = |protocol: Protocol| match protocol {
+            Protocol::Udp => true,
+            Protocol::Tcp => !SocketLists::open(states.storage()).can_list(protocol),
+        };
         let is_concerned = |protocol: &Protocol| !retired.of(*protocol).is_empty() && is_by_owners(*protocol);
         Self {
             check: StaleCheck::new(reader, states),
             states,
             retired,
-            lists_tcp,
             by_owners: [Protocol::Udp, Protocol::Tcp].into_iter().filter(is_concerned).collect(),
             sought: SoughtInodes::These(HashSet::new()),
             suspects: HashMap::new(),
@@ -103,7 +102,7 @@ impl<'t> TerminationPass<'t> {
     /// In the network namespace that the thread is in.
     fn visit(&mut self) {
         let mut lists = SocketLists::open(self.states.storage());
-        if self.lists_tcp {
+        if !self.by_owners.contains(&Protocol::Tcp) {
             self.close_tcp(&mut lists);
         }
         for protocol in self.by_owners.clone() {
@@ -153,12 +152,7 @@ impl<'t> TerminationPass<'t> {
         if !self.by_owners.contains(&protocol) {
             return Ok(None);
         }
-        let asked = if protocol == Protocol::Tcp && self.lists_tcp {
-            // The others were found in the list.
-            self.states.of_older(socket).map_err(failed)?.into_iter().collect()
-        } else {
-            self.check.translations_of(socket, protocol)?
-        };
+        let asked = self.check.translations_of(socket, protocol)?;
         if !self.check.may_be_stale(&asked, protocol)? {
             return Ok(None);
         }
