@@ -1,28 +1,47 @@
-//! Agents of older table layouts, built from the commits of their time.
+//! Older programs, built from the commits of their time: the last agent of the table layout before the present one, and
+//! agent and relay of the last release.
 
 use std::{env, path::PathBuf};
 
-/// Variable with the agents: `LAYOUT=PATH`, separated by commas.
-const VARIABLE: &str = "CPROXY_OLDER_AGENTS";
+/// Variable with the directory of the programs: `layout-6/cproxy`, `0.2.0/cproxy` and `0.2.0/cproxy-relay`.
+const VARIABLE: &str = "CPROXY_OLDER_PROGRAMS";
 
-/// Agent of an older layout.
+/// An older agent.
 #[derive(Clone, Debug)]
 pub struct OlderAgent {
-    /// Version of its layout.
+    /// Its version, in words.
+    pub name: &'static str,
+    /// Version of its table layout.
     pub layout: u32,
     /// The program.
     pub binary: PathBuf,
 }
 
-/// All of them.
+/// All of them, the oldest first.
 ///
 /// # Panics
-/// When the variable is missing or wrong.
-pub fn older_agents() -> Vec<OlderAgent> {
-    let value = env::var(VARIABLE).unwrap_or_else(|_| panic!("{VARIABLE} is not set: use `cargo xtask test`"));
-    let read = |entry: &str| {
-        let (layout, binary) = entry.split_once('=')?;
-        Some(OlderAgent { layout: layout.parse().ok()?, binary: binary.into() })
-    };
-    value.split(',').map(|entry| read(entry).unwrap_or_else(|| panic!("{entry} in {VARIABLE}"))).collect()
+/// When the variable is missing.
+pub fn older_agents() -> [OlderAgent; 2] {
+    [OlderAgent { name: "layout 6", layout: 6, binary: program("layout-6/cproxy") }, released_agent()]
+}
+
+/// The agent of the last release.
+///
+/// # Panics
+/// As [`older_agents`].
+pub fn released_agent() -> OlderAgent {
+    OlderAgent { name: "release 0.2.0", layout: 7, binary: program("0.2.0/cproxy") }
+}
+
+/// The relay of the last release.
+///
+/// # Panics
+/// As [`older_agents`].
+pub fn released_relay() -> PathBuf {
+    program("0.2.0/cproxy-relay")
+}
+
+fn program(path: &str) -> PathBuf {
+    let directory = env::var_os(VARIABLE).unwrap_or_else(|| panic!("{VARIABLE} is not set: use `cargo xtask test`"));
+    PathBuf::from(directory).join(path)
 }

@@ -1,5 +1,6 @@
-//! Upgrades from agents of older table layouts, with the real agents of those layouts: no call fails, and no socket
-//! loses its name, whatever call of the new agent fails or is its last.
+//! Upgrades from older agents, with the real agents of an older table layout and of the last release: no call fails, and
+//! no socket loses its name, whatever call of the new agent fails or is its last. Commands and agents of two versions
+//! understand each other.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
 
@@ -18,9 +19,9 @@ use cproxy_tests::{
     Done, Server, echo,
     faults::{Call, Fault, Injection, TracedAgent, chosen_injections, injections},
     manifest,
-    older::{OlderAgent, older_agents},
+    older::{OlderAgent, older_agents, released_agent},
     population::Shape,
-    process::{Agent, RunningAgent, cproxy, eventually},
+    process::{Agent, RunningAgent, cproxy, cproxy_binary, eventually, other_cproxy},
     sandbox::Sandbox,
     world::{
         Form, SYNC, has_pods, pod_number, rows, serve_pods, start_agent, start_agent_with, udp_connected_to, web_with,
@@ -40,6 +41,11 @@ const SAMPLE: usize = 6;
 
 /// Services that come and go while an agent is replaced.
 const OTHERS: Shape = Shape::new(20, 3);
+
+/// Agents whose table is taken over.
+fn predecessors() -> impl Iterator<Item = OlderAgent> {
+    older_agents().into_iter().filter(|agent| agent.layout < LAYOUT_VERSION)
+}
 
 fn start_older(older: &OlderAgent, sandbox: &Sandbox) -> RunningAgent {
     let mut agent = Agent::new(sandbox).binary(&older.binary).manifests(sandbox.manifest_dir()).start();
@@ -122,7 +128,7 @@ impl Sockets {
 
 #[test]
 fn an_upgrade_from_an_older_layout_is_not_felt() {
-    for older in older_agents() {
+    for older in predecessors() {
         let what = format!("layout {}", older.layout);
         let (sandbox, _servers) = start_world();
         let mut before = start_older(&older, &sandbox);
@@ -147,13 +153,10 @@ fn an_upgrade_from_an_older_layout_is_not_felt() {
             agent.stop();
             agent = start_agent(&sandbox);
         });
-        // The storage of layout 5 stays while there is a process that the agent may not look into.
-        if older.layout != 5 {
-            eventually(SYNC, "nothing of the older layout is left", || {
-                let left = pinned(&pins_of(&older, &sandbox));
-                if left.is_empty() { Ok(()) } else { Err(format!("{what}: {left:?}")) }
-            });
-        }
+        eventually(SYNC, "nothing of the older layout is left", || {
+            let left = pinned(&pins_of(&older, &sandbox));
+            if left.is_empty() { Ok(()) } else { Err(format!("{what}: {left:?}")) }
+        });
         for (vip, stream) in &newer.tcp {
             assert_eq!(stream.peer_addr().unwrap(), *vip, "{what}");
         }
@@ -165,7 +168,7 @@ fn an_upgrade_from_an_older_layout_is_not_felt() {
 
 #[test]
 fn sockets_of_an_older_layout_are_closed_once_their_backend_has_left() {
-    for older in older_agents() {
+    for older in predecessors() {
         let (sandbox, _servers) = start_world();
         let mut before = start_older(&older, &sandbox);
         let sockets = Form::ALL.map(|form| udp_connected_to(form, PODS[2]));
@@ -217,7 +220,7 @@ fn pinned(dir: &Path) -> Vec<String> {
 
 #[test]
 fn an_upgrade_with_a_fault_at_any_call_is_not_felt_and_goes_on_at_the_next_start() {
-    for older in older_agents() {
+    for older in predecessors() {
         let name = format!("layout {}", older.layout);
         for injection in chosen_injections(&name, &record(&older), SAMPLE) {
             let what = format!("{name}, {injection}");
@@ -247,7 +250,7 @@ fn an_upgrade_with_a_fault_at_any_call_is_not_felt_and_goes_on_at_the_next_start
 fn a_link_of_an_older_layout_that_cannot_be_read_gets_no_second_program_beside_it() {
     // `connect6` (BPF_CGROUP_INET6_CONNECT is 11). With both programs, sockets would show the backend as their peer.
     const LINK: &str = "call 1 of child bpf OBJ_GET_INFO_BY_FD link 11";
-    for older in older_agents() {
+    for older in predecessors() {
         let is_it = |injection: &Injection| {
             injection.to_string().ends_with(LINK) && injection.fault == Fault::Error(libc::EPERM)
         };
@@ -265,8 +268,8 @@ fn a_link_of_an_older_layout_that_cannot_be_read_gets_no_second_program_beside_i
 
 #[test]
 fn programs_are_kept_for_older_sockets_while_their_maps_cannot_be_read() {
-    for (layout, map) in [(5, "SOCKETS"), (6, "TCP_OWNERS"), (6, "TCP_PEERS")] {
-        let older = older_agents().into_iter().find(|older| older.layout == layout).unwrap();
+    for (layout, map) in [(6, "TCP_OWNERS"), (6, "TCP_PEERS")] {
+        let older = predecessors().find(|older| older.layout == layout).unwrap();
         let call = format!(" of bpf OBJ_GET /bpf/cproxy/v{layout}/{map}");
         let is_it = |injection: &Injection| {
             injection.to_string().ends_with(&call) && injection.fault == Fault::Error(libc::EACCES)
@@ -288,6 +291,77 @@ fn programs_are_kept_for_older_sockets_while_their_maps_cannot_be_read() {
             agent.kill();
             cproxy(&sandbox, &["cleanup"]).success();
         }
+    }
+}
+
+#[test]
+fn an_upgrade_from_the_last_release_and_the_way_back_are_not_felt() {
+    let released = released_agent();
+    let (sandbox, _servers) = start_world();
+    write(&sandbox, &PODS[..2]);
+    let mut before = start_older(&released, &sandbox);
+    let sockets = Sockets::open();
+    let mut agent = while_connecting("upgrade", || {
+        before.stop();
+        start_agent(&sandbox)
+    });
+    sockets.check("after the upgrade");
+    // No backend leaves, so all sockets stay open.
+    write(&sandbox, &PODS);
+    wait_for_pods(&sandbox, &PODS);
+    let newer = Sockets::open();
+    if released.layout != LAYOUT_VERSION {
+        // It refuses the way back: `an_older_agent_refuses_the_table_of_a_newer_one_by_name`.
+        return;
+    }
+    let mut after = while_connecting("downgrade", || {
+        agent.stop();
+        start_older(&released, &sandbox)
+    });
+    sockets.check("after the downgrade");
+    newer.check("after the downgrade");
+    write(&sandbox, &PODS[1..]);
+    wait_for_pods(&sandbox, &PODS[1..]);
+    after.stop();
+    other_cproxy(&sandbox, &released.binary, &["cleanup"]).success();
+    assert!(!sandbox.pin_dir().exists());
+}
+
+/// Commands that read the table, the run directory or the agent's answers.
+const COMMANDS: [&[&str]; 9] = [
+    &["get", "services", "-o", "json"],
+    &["get", "backends", "-o", "wide"],
+    &["get", "sockets"],
+    &["get", "counters"],
+    &["get", "config"],
+    &["explain", "10.96.0.10:80"],
+    &["explain", "default/web", "-o", "json"],
+    &["check"],
+    &["wait", "--for", "default/web", "--timeout", "10s"],
+];
+
+#[test]
+fn commands_of_the_last_release_and_of_this_version_answer_at_an_agent_of_the_other() {
+    let (released, present) = (released_agent().binary, cproxy_binary());
+    for (agent, cli) in [(&released, &present), (&present, &released)] {
+        let (sandbox, _servers) = start_world();
+        let mut running = Agent::new(&sandbox).binary(agent).manifests(sandbox.manifest_dir()).start();
+        running.wait_ready(SYNC);
+        let _sockets = Sockets::open();
+        for command in COMMANDS {
+            let [output, own] = [cli, agent].map(|program| other_cproxy(&sandbox, program, command));
+            let what = format!("{} at an agent {}: {command:?}: {output:?}", cli.display(), agent.display());
+            assert!(!output.stderr.contains("panicked"), "{what}");
+            if released_agent().layout == LAYOUT_VERSION {
+                assert_eq!(output.code, own.code, "{what}, instead of {own:?}");
+                assert!(!output.stdout.is_empty() || own.stdout.is_empty(), "{what}");
+            } else {
+                // One line with the reason.
+                assert!(output.code == 0 || output.stderr.lines().count() == 1, "{what}");
+            }
+        }
+        assert!(running.exit_status().is_none(), "{}", running.log());
+        assert!(!running.log().contains("panicked"), "{}", running.log());
     }
 }
 
@@ -327,7 +401,7 @@ fn while_others_change<R>(sandbox: &Sandbox, work: impl FnOnce() -> R) -> R {
 
 #[test]
 fn an_older_agent_refuses_the_table_of_a_newer_one_by_name() {
-    for older in older_agents() {
+    for older in predecessors() {
         let (sandbox, _servers) = start_world();
         start_agent(&sandbox).stop();
         while_connecting(&format!("layout {}", older.layout), || {

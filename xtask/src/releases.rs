@@ -113,7 +113,7 @@ pub(crate) const NFPM: Release = Release {
 };
 
 /// The start of the name of a directory that is being built, before the process's id.
-const BUILDING: &str = "building-";
+pub(crate) const BUILDING: &str = "building-";
 
 /// The package of etcd's program.
 const ETCD: &str = "go.etcd.io/etcd/server/v3";
@@ -231,7 +231,7 @@ fn linker_flags(version: &str) -> String {
 }
 
 /// Removes earlier versions and interrupted builds.
-fn remove_others(parent: &Path, keep: &Path) -> Result<()> {
+pub(crate) fn remove_others(parent: &Path, keep: &Path) -> Result<()> {
     for entry in fs::read_dir(parent).with_context(|| format!("reading {}", parent.display()))? {
         let path = entry.context("reading a directory entry")?.path();
         if path != keep && !is_being_built(&path) {

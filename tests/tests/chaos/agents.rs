@@ -47,7 +47,7 @@ impl<'s> Agents<'s> {
         kubeconfig: PathBuf,
         random: &mut Random,
     ) -> Self {
-        let agents = older_agents();
+        let agents: Vec<_> = older_agents().into_iter().filter(|older| older.layout < LAYOUT_VERSION).collect();
         let older = &agents[random.below(agents.len())];
         eprintln!("the first agent has layout {}", older.layout);
         let program = |name, path: &Path| program_with_nameserver(sandbox, name, path, NAMESERVER);

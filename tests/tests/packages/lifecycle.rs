@@ -110,7 +110,7 @@ fn an_upgrade_over_an_older_table_layout_interrupts_nothing_and_the_way_back_say
     let sandbox = Sandbox::for_test();
     let machine = Machine::boot(&sandbox);
     let _server = machine.with_service();
-    let older = older_agents().pop().expect("agents of older layouts");
+    let [older, _] = older_agents();
     let package = repacked(&sandbox, "0.0.1-1", |files| {
         fs::copy(&older.binary, files.join("usr/bin/cproxy")).unwrap();
     });

@@ -23,4 +23,5 @@ mod guest_sockets;
 mod long;
 mod operation;
 mod protocol;
+mod skew;
 mod upstream;
