@@ -55,6 +55,9 @@ const THREADS: u64 = 8;
 /// Number of rounds of a socket with flows before it is replaced. Every other thread keeps its socket.
 const ROUNDS_OF_SOCKET: usize = 40;
 
+/// Sockets that the agents close in turn when their backends have left: values of `--terminate-sockets`.
+const CLOSES: [&str; 3] = ["udp", "none", "all"];
+
 /// Least number of each event in each form.
 const EVENTS_LEAST: u64 = 50;
 
@@ -63,11 +66,10 @@ const EVENTS_LEAST: u64 = 50;
 pub struct Storm {
     /// Sets of all Services.
     pub history: History,
-    /// Number of agents so far. Those with odd numbers close the sockets of backends that have left.
+    /// Number of agents so far.
     agents: AtomicUsize,
     /// Pause of each thread after each call.
     pause: Duration,
-    closes_tcp: bool,
     has_begun: AtomicBool,
     is_over: AtomicBool,
     failure: Mutex<Option<String>>,
@@ -86,10 +88,10 @@ enum Event {
 }
 
 impl Storm {
-    /// A storm that leaves the machine some time. Its agents may also close TCP connections, where they close sockets.
+    /// A storm that leaves the machine some time.
     #[must_use]
     pub fn with_pauses(pause: Duration) -> Self {
-        Self { pause, closes_tcp: true, ..Self::default() }
+        Self { pause, ..Self::default() }
     }
 
     /// Runs the threads for as long as `work` takes. They wait for [`Storm::begin`].
@@ -116,9 +118,9 @@ impl Storm {
         self.has_begun.store(true, Ordering::Relaxed);
     }
 
-    /// Counts an agent that is about to start; its predecessor has ended. Returns whether it is to close sockets.
-    pub fn next_agent_closes(&self) -> bool {
-        self.agents.fetch_add(1, Ordering::SeqCst).is_multiple_of(2)
+    /// Counts an agent that is about to start; its predecessor has ended. Returns its `--terminate-sockets`.
+    pub fn next_agent_closes(&self) -> &'static str {
+        CLOSES[self.agents.fetch_add(1, Ordering::SeqCst) % CLOSES.len()]
     }
 
     /// The number of calls on new sockets that were answered.
@@ -206,11 +208,13 @@ impl Storm {
         match outcome {
             Outcome::Reached(_) => Ok(Event::Connect(kind)),
             Outcome::NoService => Ok(Event::NoService),
-            Outcome::Closed if kind == SocketKind::Tcp && !self.closes_tcp => {
-                Err("closed, though the agent closes no TCP connections".to_owned())
-            }
-            Outcome::Closed if agent.is_multiple_of(2) && agent == self.agents.load(Ordering::SeqCst) => {
-                Err("closed, though the agent closes no sockets".to_owned())
+            // The one agent of that time has closed it.
+            Outcome::Closed if agent == self.agents.load(Ordering::SeqCst) => {
+                let closes = CLOSES[(agent + CLOSES.len() - 1) % CLOSES.len()];
+                match (closes, kind) {
+                    ("all", _) | ("udp", SocketKind::UdpConnected) => Ok(Event::Closed),
+                    _ => Err(format!("closed by an agent with --terminate-sockets {closes}")),
+                }
             }
             Outcome::Closed => Ok(Event::Closed),
         }

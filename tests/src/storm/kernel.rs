@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
-    path::Path,
     time::Duration,
 };
 
@@ -11,7 +10,7 @@ use serde_json::Value;
 
 use super::addresses::{Set, TCP_PORTS, UDP_PORTS, backend, cluster_ip};
 use crate::{
-    process::{eventually, other_cproxy},
+    process::{cproxy, eventually},
     sandbox::Sandbox,
     world::PORT,
 };
@@ -19,14 +18,13 @@ use crate::{
 /// Limit on the time until the table follows, on the slowest machines.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Waits until the kernel has these sets and this many frontends in all, and the agent, which is this program, has
-/// nothing more to write.
+/// Waits until the kernel has these sets and this many frontends in all, and the agent has nothing more to write.
 ///
 /// # Panics
 /// When that takes minutes.
-pub fn wait(sandbox: &Sandbox, binary: &Path, wanted: &[(usize, Option<Set>)], frontends: usize) {
+pub fn wait(sandbox: &Sandbox, wanted: &[(usize, Option<Set>)], frontends: usize) {
     eventually(PATIENCE, "the table follows", || {
-        let rows = other_cproxy(sandbox, binary, &["get", "services", "-o", "json"]).success().json();
+        let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).success().json();
         let rows = rows.as_array().map_or(&[][..], Vec::as_slice);
         let count = rows.len();
         let table: HashMap<_, _> = rows.iter().map(|row| ((row["protocol"] == "TCP", address(row)), row)).collect();
@@ -39,7 +37,7 @@ pub fn wait(sandbox: &Sandbox, binary: &Path, wanted: &[(usize, Option<Set>)], f
         if count == frontends { Ok(()) } else { Err(format!("{count} frontends instead of {frontends}")) }
     });
     // A set is in force before sockets with its predecessor are updated. The agent's loop answers after both.
-    eventually(PATIENCE, "the agent has written everything", || match problems(sandbox, binary)? {
+    eventually(PATIENCE, "the agent has written everything", || match problems(sandbox)? {
         0 => Ok(()),
         problems => Err(format!("{problems} problems")),
     });
@@ -49,16 +47,16 @@ pub fn wait(sandbox: &Sandbox, binary: &Path, wanted: &[(usize, Option<Set>)], f
 ///
 /// # Panics
 /// When that takes minutes.
-pub fn wait_until_contested(sandbox: &Sandbox, binary: &Path) {
-    eventually(PATIENCE, "two Services claim a frontend", || match problems(sandbox, binary)? {
+pub fn wait_until_contested(sandbox: &Sandbox) {
+    eventually(PATIENCE, "two Services claim a frontend", || match problems(sandbox)? {
         0 => Err("no problems".to_owned()),
         _ => Ok(()),
     });
 }
 
 /// The number of the agent's problems with objects.
-fn problems(sandbox: &Sandbox, binary: &Path) -> Result<u64, String> {
-    let counters = other_cproxy(sandbox, binary, &["get", "counters", "-o", "json"]).json();
+fn problems(sandbox: &Sandbox) -> Result<u64, String> {
+    let counters = cproxy(sandbox, &["get", "counters", "-o", "json"]).json();
     counters["object_problems"].as_u64().ok_or("the agent does not answer".to_owned())
 }
 

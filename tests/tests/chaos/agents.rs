@@ -8,15 +8,14 @@ use std::{
 use cproxy_ebpf::LAYOUT_VERSION;
 use cproxy_tests::{
     faults::{Fault, Injection, TracedAgent},
-    nameserver::program_with_nameserver,
-    older::older_agents,
+    older::{OlderAgent, older_agents},
     process::{Agent, RunningAgent, Signal, cproxy_binary},
     random::Random,
     sandbox::Sandbox,
     storm::Storm,
 };
 
-use crate::{PATIENCE, cluster::NAMESERVER};
+use crate::{PATIENCE, source::Source};
 
 /// Largest number of a call that has a fault.
 const CALL_MAX: usize = 300;
@@ -27,58 +26,59 @@ const UPGRADE_CALL_MAX: usize = 500;
 /// Largest number of an error among those of a call.
 const ERROR_MAX: usize = 6;
 
+fn agent<'s>(
+    sandbox: &'s Sandbox,
+    binary: &Path,
+    arguments: &[PathBuf; 2],
+    settings: &Path,
+    closes: &str,
+) -> Agent<'s> {
+    let agent = Agent::new(sandbox).binary(binary).args(arguments);
+    agent.args(["--terminate-sockets", closes]).env("CPROXY_CONFIG", settings)
+}
+
 /// The running agent, and how others are started in its place.
 pub(crate) struct Agents<'s> {
     sandbox: &'s Sandbox,
     storm: &'s Storm,
-    kubeconfig: PathBuf,
+    /// Its source.
+    arguments: [PathBuf; 2],
     /// File of settings.
     settings: PathBuf,
     present: PathBuf,
-    older: PathBuf,
+    older: [OlderAgent; 2],
     running: RunningAgent,
 }
 
 impl<'s> Agents<'s> {
-    /// Starts an agent of an older layout.
-    pub(crate) fn start_older(
-        sandbox: &'s Sandbox,
-        storm: &'s Storm,
-        kubeconfig: PathBuf,
-        random: &mut Random,
-    ) -> Self {
-        let agents: Vec<_> = older_agents().into_iter().filter(|older| older.layout < LAYOUT_VERSION).collect();
-        let older = &agents[random.below(agents.len())];
-        eprintln!("the first agent has layout {}", older.layout);
-        let program = |name, path: &Path| program_with_nameserver(sandbox, name, path, NAMESERVER);
-        let (present, older) = (program("present-agent", &cproxy_binary()), program("older-agent", &older.binary));
-        let settings = sandbox.dir().join("cproxy.conf");
+    /// Starts the present agent, or an older one by its index.
+    pub(crate) fn start(sandbox: &'s Sandbox, storm: &'s Storm, source: &Source<'_>, first: Option<usize>) -> Self {
+        let (arguments, settings) = (source.arguments(), sandbox.dir().join("cproxy.conf"));
         fs::write(&settings, "").unwrap();
-        // It counts as one that closes sockets.
-        assert!(storm.next_agent_closes());
-        let mut running = Agent::new(sandbox).binary(&older).kubeconfig(&kubeconfig).start();
+        let present = source.program("present-agent", &cproxy_binary());
+        let older = older_agents().map(|agent| {
+            let binary = source.program(&format!("agent-of-layout-{}", agent.layout), &agent.binary);
+            OlderAgent { binary, ..agent }
+        });
+        let binary = first.map_or(&present, |index| &older[index].binary);
+        let agent = agent(sandbox, binary, &arguments, &settings, storm.next_agent_closes());
+        let mut running = agent.start();
         running.wait_ready(PATIENCE);
-        Self { sandbox, storm, kubeconfig, settings, present, older, running }
+        Self { sandbox, storm, arguments, settings, present, older, running }
     }
 
     pub(crate) fn running(&mut self) -> &mut RunningAgent {
         &mut self.running
     }
 
-    /// A present agent. Every other one closes sockets of backends that have left, of TCP perhaps, too.
-    fn next(&self, random: &mut Random) -> Agent<'s> {
-        let closes = match (self.storm.next_agent_closes(), random.percent(50)) {
-            (false, _) => "none",
-            (true, false) => "udp",
-            (true, true) => "all",
-        };
-        let agent = Agent::new(self.sandbox).binary(&self.present).kubeconfig(&self.kubeconfig);
-        agent.args(["--terminate-sockets", closes]).env("CPROXY_CONFIG", &self.settings)
+    /// The next agent. Each closes other sockets of backends that have left.
+    fn next(&self, binary: &Path) -> Agent<'s> {
+        agent(self.sandbox, binary, &self.arguments, &self.settings, self.storm.next_agent_closes())
     }
 
     /// Starts the next agent and waits for nothing.
-    pub(crate) fn start_next(&mut self, random: &mut Random) {
-        self.running = self.next(random).start();
+    pub(crate) fn start_next(&mut self) {
+        self.running = self.next(&self.present).start();
     }
 
     pub(crate) fn kill(&mut self) {
@@ -93,15 +93,18 @@ impl<'s> Agents<'s> {
         assert!(status.success(), "SIGTERM is a clean end: {status}: {}", self.running.tail());
     }
 
-    /// Replaces the first agent under load. The new one may be killed on the way.
-    pub(crate) fn upgrade(&mut self, random: &mut Random) {
-        let end = if random.percent(50) { Self::stop } else { Self::kill };
-        end(self);
-        if random.percent(50) {
+    /// Ends the first agent, in one of two ways.
+    pub(crate) fn end(&mut self, random: &mut Random) {
+        if random.percent(50) { self.stop() } else { self.kill() }
+    }
+
+    /// Starts the present agent in the place of the first one. One may be killed on the way.
+    pub(crate) fn upgrade(&mut self, is_killed: bool, random: &mut Random) {
+        if is_killed {
             let fault = random.pick(&[Fault::KillBefore, Fault::KillAfter]);
-            self.trace(Injection { site: None, number: 1 + random.below(UPGRADE_CALL_MAX), fault }, random, || {});
+            self.trace(Injection { site: None, number: 1 + random.below(UPGRADE_CALL_MAX), fault }, || {});
         }
-        self.start_next(random);
+        self.start_next();
     }
 
     /// Starts an agent with a fault in place of a call, which lives for as long as `work` takes, and then an ordinary
@@ -111,14 +114,14 @@ impl<'s> Agents<'s> {
         let fault = random.weighted(&[(20, Fault::KillBefore), (20, Fault::KillAfter), (60, error)]);
         let injection = Injection { site: None, number: 1 + random.below(CALL_MAX), fault };
         self.kill();
-        self.trace(injection, random, work);
-        self.start_next(random);
+        self.trace(injection, work);
+        self.start_next();
     }
 
-    fn trace(&self, injection: Injection, random: &mut Random, work: impl FnOnce()) {
+    fn trace(&self, injection: Injection, work: impl FnOnce()) {
         let what = injection.to_string();
         eprintln!("an agent is {what}");
-        let mut agent = TracedAgent::start_agent(self.sandbox, self.next(random), Some(injection));
+        let mut agent = TracedAgent::start_agent(self.sandbox, self.next(&self.present), Some(injection));
         if agent.settle() {
             work();
         }
@@ -126,14 +129,21 @@ impl<'s> Agents<'s> {
         assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
     }
 
-    /// An agent of an older layout refuses to start.
-    pub(crate) fn try_older(&mut self, random: &mut Random) {
-        self.kill();
-        let mut older = Agent::new(self.sandbox).binary(&self.older).kubeconfig(&self.kubeconfig).start();
-        let status = older.wait(PATIENCE).expect("an older agent ends");
-        let refuses = format!("holds table layout {LAYOUT_VERSION}");
-        assert!(status.code() == Some(1) && older.log().contains(&refuses), "{status}: {}", older.log());
-        self.start_next(random);
+    /// Starts each older agent. One of an older layout refuses the table; any other takes it over, and gives it back.
+    pub(crate) fn try_older(&mut self) {
+        for older in self.older.clone() {
+            self.stop();
+            self.running = self.next(&older.binary).start();
+            if older.layout < LAYOUT_VERSION {
+                let status = self.running.wait(PATIENCE).expect("an agent of an older layout ends");
+                let (log, refuses) = (self.running.log(), format!("holds table layout {LAYOUT_VERSION}"));
+                assert!(status.code() == Some(1) && log.contains(&refuses), "{status}: {log}");
+            } else {
+                self.wait_ready();
+                self.stop();
+            }
+            self.start_next();
+        }
     }
 
     /// Changes settings while it runs.

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -19,17 +22,17 @@ use serde_json::Value;
 use crate::{
     PATIENCE,
     agents::Agents,
-    cluster::Cluster,
     machine,
-    objects::Objects,
-    script::{self, Action, Step, Trouble},
+    objects::{self, Change, Objects},
+    script::{Action, Step, Trouble},
+    source::Source,
 };
 
 /// Limit on the time until the agent has what the API server has. It takes minutes to notice that etcd was restored.
 const RECOVERY_MAX: Duration = Duration::from_secs(240);
 
-/// Connects before the upgrade.
-const CONNECTS_BEFORE: u64 = 2_000;
+/// Connects before an upgrade, and after it in a run of its own.
+const CONNECTS_BESIDE_UPGRADE: u64 = 2_000;
 
 /// Pause between two attempts to end the agent's connection.
 const CUT_PAUSE: Duration = Duration::from_millis(500);
@@ -38,46 +41,61 @@ const CUT_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Chaos<'s> {
     sandbox: &'s Sandbox,
     storm: &'s Storm,
-    // Ends before the cluster does.
+    // Ends before the source does.
     agents: Agents<'s>,
-    cluster: Cluster<'s>,
+    source: Source<'s>,
     objects: Objects<'s>,
     /// Whether somebody has disturbed a hook.
-    is_out: &'s AtomicBool,
+    is_out: Arc<AtomicBool>,
     faults: BTreeMap<String, u64>,
 }
 
 impl<'s> Chaos<'s> {
-    /// Starts with an agent of an older layout, and a table that is complete.
+    /// Starts with the present agent or an older one, by its index, and a table that is complete.
     pub(crate) fn start(
         sandbox: &'s Sandbox,
-        cluster: Cluster<'s>,
+        source: Source<'s>,
         storm: &'s Storm,
-        is_out: &'s AtomicBool,
+        first: Option<usize>,
         random: &mut Random,
     ) -> Self {
-        let objects = Objects::create(storm, &cluster.writer, random);
-        let agents = Agents::start_older(sandbox, storm, cluster.kubeconfig(), random);
-        Self { sandbox, storm, agents, cluster, objects, is_out, faults: BTreeMap::new() }
+        let objects = Objects::create(sandbox, storm, &source, random);
+        let agents = Agents::start(sandbox, storm, &source, first);
+        Self { sandbox, storm, agents, source, objects, is_out: Arc::default(), faults: BTreeMap::new() }
+    }
+
+    /// Whether somebody has disturbed a hook.
+    pub(crate) fn is_out(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_out)
     }
 
     pub(crate) fn faults(&self) -> &BTreeMap<String, u64> {
         &self.faults
     }
 
-    /// Plays the script to its end, unless the workload fails.
-    pub(crate) fn play(&mut self, random: &mut Random) {
-        let started = Instant::now();
+    /// Waits for connects before or after an upgrade, unless the workload fails.
+    pub(crate) fn wait_for_connects(&self) {
+        let least = self.storm.connects() + CONNECTS_BESIDE_UPGRADE;
         eventually(PATIENCE, "the workload runs", || match self.storm.connects() {
-            CONNECTS_BEFORE.. => Ok(()),
-            _ if self.storm.has_failed() => Ok(()),
-            few => Err(few),
+            few if few < least && !self.storm.has_failed() => Err(few),
+            _ => Ok(()),
         });
+    }
+
+    /// Replaces an older agent by the present one under load, while objects change. One may be killed on the way.
+    pub(crate) fn upgrade(&mut self, is_killed: bool, random: &mut Random) {
+        self.wait_for_connects();
         eprintln!("upgrade");
         self.count("Upgrade");
-        self.agents.upgrade(random);
+        self.agents.end(random);
+        self.objects.make(Change::Shift, &objects::ALL, &self.source, false, random);
+        self.agents.upgrade(is_killed, random);
         self.settle(random);
-        let steps = script::steps(random);
+    }
+
+    /// Plays steps to their end, unless the workload fails.
+    pub(crate) fn play(&mut self, steps: &[Step], random: &mut Random) {
+        let started = Instant::now();
         for (number, step) in steps.iter().enumerate() {
             if self.storm.has_failed() {
                 return;
@@ -103,11 +121,11 @@ impl<'s> Chaos<'s> {
         }
         for action in &step.actions {
             self.count(action);
-            self.act(*action, random);
+            self.act(*action, step.trouble, random);
         }
         if let Some(trouble) = step.trouble {
             thread::sleep(Duration::from_millis(step.trouble_ms));
-            self.cluster.end(trouble);
+            self.source.cluster().end(trouble);
         }
         if step.has_signal {
             machine::change_network(self.sandbox, random);
@@ -118,16 +136,16 @@ impl<'s> Chaos<'s> {
     /// Begins a trouble. Where that can be seen at once, the agent has met it.
     fn begin(&mut self, trouble: Trouble, random: &mut Random) {
         if trouble == Trouble::EtcdRestored {
-            self.cluster.back_up();
+            self.source.cluster().back_up();
             let snapshot = self.objects.snapshot();
-            self.objects.change_often(&self.cluster.writer, random);
-            self.objects.wait(&self.cluster);
+            self.objects.change_often(&self.source, random);
+            self.objects.wait();
             self.objects.return_to(&snapshot);
         }
-        self.cluster.begin(trouble);
+        let cluster = self.source.cluster();
+        cluster.begin(trouble);
         let failures = |log: &str| log.matches("cannot watch").count() + log.matches("cannot list").count();
         let before = failures(&self.agents.running().log());
-        let cluster = &self.cluster;
         if trouble.is_noticed() {
             self.agents.running().wait_until(PATIENCE, "the agent has met the trouble", |agent| {
                 if failures(&agent.log()) > before {
@@ -140,35 +158,35 @@ impl<'s> Chaos<'s> {
         }
     }
 
-    fn act(&mut self, action: Action, random: &mut Random) {
-        let (writer, objects) = (&self.cluster.writer, &mut self.objects);
-        let services = services(random);
+    fn act(&mut self, action: Action, trouble: Option<Trouble>, random: &mut Random) {
+        let (services, can_change) = (services(random), trouble.is_none_or(Trouble::leaves_server));
+        let mut make = |change, can_follow, random: &mut Random| {
+            self.objects.make(change, &services, &self.source, can_follow, random);
+        };
         match action {
-            Action::Replace => services.iter().for_each(|service| objects.replace(writer, *service, random)),
-            Action::Shift => services.iter().for_each(|service| objects.shift(writer, *service, random)),
-            Action::Scale => objects.scale(writer, services[0]),
-            Action::Recreate => {
-                services.iter().for_each(|service| objects.delete(writer, *service));
-                services.iter().for_each(|service| objects.replace(writer, *service, random));
-            }
-            Action::Grow => objects.grow(writer, random),
-            Action::Shrink => objects.shrink(writer, random),
-            Action::Kill => {
+            Action::Change(change) => make(change, trouble.is_none(), random),
+            Action::Kill | Action::KillBusy => {
+                if action == Action::KillBusy {
+                    make(Change::Shift, false, random);
+                    objects::pause(random);
+                }
                 self.agents.kill();
-                self.agents.start_next(random);
+                if can_change {
+                    make(Change::Shift, false, random);
+                }
+                self.agents.start_next();
             }
             Action::Restart => {
                 self.agents.stop();
-                self.agents.start_next(random);
+                self.agents.start_next();
             }
             Action::KernelFault => {
                 let mut own = random.clone();
                 self.agents.start_with_fault(random, || {
-                    objects.grow(writer, &mut own);
-                    objects.shift(writer, services[0], &mut own);
+                    [Change::Grow, Change::Shift].into_iter().for_each(|change| make(change, false, &mut own));
                 });
             }
-            Action::Older => self.agents.try_older(random),
+            Action::Older => self.agents.try_older(),
             Action::Reseed => {
                 let is_ready = self.agents.running().is_ready();
                 let output = cproxy(self.sandbox, &["reseed"]);
@@ -186,7 +204,7 @@ impl<'s> Chaos<'s> {
     /// Disturbs a hook, and waits until the agent has put it back.
     fn disturb_hook(&mut self, random: &mut Random) {
         // A flow from before the outage may go on with a backend that terminates, as no new one may: none does.
-        (0..SERVICES).for_each(|service| self.objects.replace(&self.cluster.writer, service, random));
+        self.objects.make(Change::Replace, &objects::ALL, &self.source, false, random);
         self.settle_without_change();
         self.objects.begin_outage();
         self.is_out.store(true, Ordering::SeqCst);
@@ -205,19 +223,20 @@ impl<'s> Chaos<'s> {
 
     /// Waits until the table is what the API server's objects give, a last change included.
     fn settle(&mut self, random: &mut Random) {
-        self.objects.shift(&self.cluster.writer, random.below(SERVICES), random);
+        let service = random.below(SERVICES);
+        self.objects.make(Change::Shift, &[service], &self.source, false, random);
         self.settle_without_change();
     }
 
     fn settle_without_change(&mut self) {
-        let wanted = self.cluster.resolved();
+        let wanted = self.source.resolved();
         let sandbox = self.sandbox;
         self.agents.running().wait_until(RECOVERY_MAX, "the table is what the objects give", |_| {
             let table = Value::Array(rows(sandbox, "services"));
             if table == wanted { Ok(()) } else { Err(difference(&table, &wanted)) }
         });
         self.agents.wait_ready();
-        self.objects.wait(&self.cluster);
+        self.objects.wait();
         self.objects.confirm();
         self.agents.check();
     }
@@ -225,7 +244,7 @@ impl<'s> Chaos<'s> {
 
 /// Some Services, at least one.
 fn services(random: &mut Random) -> Vec<usize> {
-    let mut services = random.some(&std::array::from_fn::<_, SERVICES, _>(|service| service), SERVICES / 2);
+    let mut services = random.some(&objects::ALL, SERVICES / 2);
     if services.is_empty() {
         services.push(random.below(SERVICES));
     }

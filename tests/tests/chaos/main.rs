@@ -1,13 +1,16 @@
-//! Chaos: a real control plane, a workload that checks every answer, and a random script of faults of the agent, the
-//! API server and the machine, some of them at once. Nothing may fail but what a fault itself takes away, and after
-//! each step the table must be what the API server's objects give.
+//! Chaos: a workload that checks every answer, and a random script of changes and faults. Nothing may fail but what a
+//! fault itself takes away, and after each step the table must be what the objects give.
 //!
-//! An episode begins with an agent of an older table layout, which the present one replaces under load. Its script then
-//! has every fault of [`script`] at least once. The workload is the storm of the library, connections that live until
-//! their backends go ([`long`]), and resolvers ([`resolver`]).
+//! Two tests follow manifests and have no faults but the ends of agents: one makes every change of [`objects`] without a
+//! pause of the workload, the other upgrades from each older agent. The third has a real control plane. An episode of it
+//! begins with an older agent, which the present one replaces under load. Its script then has every fault of [`script`]
+//! of the agent, the API server and the machine at least once, some of them at once. The workload is the storm of the
+//! library and, with a control plane, connections that live until their backends go ([`long`]), and resolvers
+//! ([`resolver`]).
 //!
-//! An ordinary run is one episode. `CPROXY_SOAK=1` plays episodes for an hour. Each prints its seed; `CPROXY_SEED`
-//! repeats its script. Run with `--test-threads=1`: a cgroup is the whole process's.
+//! A failure prints its seed; `CPROXY_SEED` repeats the same script. `CPROXY_SOAK=1` makes twenty times as many connects
+//! and five times as many changes, 40 upgrades from each older agent, and plays episodes for an hour. Run with
+//! `--test-threads=1`: a cgroup is the whole process's.
 
 #![expect(
     clippy::expect_used,
@@ -24,6 +27,7 @@ mod machine;
 mod objects;
 mod resolver;
 mod script;
+mod source;
 mod tally;
 
 use std::{
@@ -35,12 +39,13 @@ use std::{
 
 use cproxy_tests::{
     Done,
+    older::older_agents,
     random::{self, Random},
     sandbox::Sandbox,
     storm::{Storm, addresses, servers::Servers},
 };
 
-use self::{chaos::Chaos, cluster::Cluster, tally::Tally};
+use self::{chaos::Chaos, cluster::Cluster, source::Source, tally::Tally};
 
 /// Limit on every wait for the agent, longer than its pauses between attempts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -54,47 +59,119 @@ const LONG_THREADS: u64 = 2;
 /// Duration of a long run.
 const SOAK: Duration = Duration::from_secs(3600);
 
+/// Least number of connects, and of each change, in an ordinary and in a long run without faults.
+const LEAST: (u64, usize) = (50_000, 1);
+const LEAST_IN_SOAK: (u64, usize) = (1_000_000, 5);
+
+/// Upgrades from each older agent in an ordinary and in a long run.
+const UPGRADES: usize = 1;
+const UPGRADES_IN_SOAK: usize = 40;
+
+#[test]
+fn every_connect_and_flow_reaches_a_backend_in_force() {
+    let (started, seed) = (Instant::now(), random::seed());
+    let (connects, rounds) = if random::is_soak() { LEAST_IN_SOAK } else { LEAST };
+    let storm = Storm::default();
+    run(
+        seed,
+        &storm,
+        |sandbox| Source::Manifests(sandbox),
+        None,
+        |_, chaos, random| {
+            (0..rounds).for_each(|_| chaos.play(&script::changes(random), random));
+            while !storm.has_failed() && (storm.connects() < connects || !storm.has_seen_everything()) {
+                chaos.play(&script::changes(random), random);
+            }
+        },
+    );
+    report(&format!("CPROXY_SEED={seed}: {storm}; in {:.1?}", started.elapsed()));
+}
+
+#[test]
+fn an_upgrade_from_an_older_agent_is_not_felt_in_a_storm() {
+    let upgrades = if random::is_soak() { UPGRADES_IN_SOAK } else { UPGRADES };
+    for (index, older) in older_agents().iter().enumerate() {
+        for seed in (random::seed()..).take(upgrades) {
+            eprintln!("the first agent is that of {}", older.name);
+            run(
+                seed,
+                &Storm::default(),
+                |sandbox| Source::Manifests(sandbox),
+                Some(index),
+                |_, chaos, random| {
+                    chaos.upgrade(true, random);
+                    chaos.wait_for_connects();
+                },
+            );
+        }
+    }
+}
+
 #[test]
 fn nothing_fails_but_what_a_fault_takes_away() {
     let (started, first) = (Instant::now(), random::seed());
     let mut tally = Tally::default();
     for seed in first.. {
-        play(seed, &mut tally);
+        play_episode(seed, &mut tally);
         if !random::is_soak() || started.elapsed() >= SOAK {
             break;
         }
     }
-    let report = format!("chaos: CPROXY_SEED={first}: {tally}; in {:.0?}\n", started.elapsed());
-    // Written directly to stderr, as the test harness hides the output of a test that passes.
-    std::io::stderr().write_all(report.as_bytes()).unwrap();
+    report(&format!("CPROXY_SEED={first}: {tally}; in {:.0?}", started.elapsed()));
 }
 
-/// Plays one episode.
-fn play(seed: u64, tally: &mut Tally) {
+/// Writes directly to stderr, as the test harness hides the output of a test that passes.
+fn report(text: &str) {
+    std::io::stderr().write_all(format!("chaos: {text}\n").as_bytes()).unwrap();
+}
+
+fn play_episode(seed: u64, tally: &mut Tally) {
+    let (storm, is_over) = (Storm::with_pauses(PAUSE), AtomicBool::new(false));
+    let first = Random::new(seed).below(older_agents().len());
+    run(
+        seed,
+        &storm,
+        |sandbox| Source::Cluster(Cluster::start(sandbox).into()),
+        Some(first),
+        |sandbox, chaos, random| {
+            let (counts, is_out) = (tally.counts(), chaos.is_out());
+            thread::scope(|scope| {
+                let _done = Done(&is_over);
+                for thread in 0..LONG_THREADS {
+                    let (storm, is_over) = (&storm, &is_over);
+                    scope.spawn(move || long::run(storm, sandbox, Random::new(seed ^ thread), is_over, counts));
+                }
+                scope.spawn(|| resolver::run(&storm, sandbox, [&is_over, &is_out], counts));
+                let is_killed = random.percent(50);
+                chaos.upgrade(is_killed, random);
+                chaos.play(&script::steps(random), random);
+            });
+            tally.add(&storm, chaos.faults());
+        },
+    );
+    eprintln!("so far: {tally}");
+}
+
+/// Runs a storm while `work` makes changes and faults. It begins with the present agent or an older one, by its index.
+fn run(
+    seed: u64,
+    storm: &Storm,
+    source: fn(&Sandbox) -> Source<'_>,
+    first: Option<usize>,
+    work: impl FnOnce(&Sandbox, &mut Chaos<'_>, &mut Random),
+) {
     eprintln!("CPROXY_SEED={seed}");
     let sandbox = Sandbox::for_test();
     addresses::prepare(&sandbox);
     let _servers = Servers::start(&sandbox);
-    let storm = Storm::with_pauses(PAUSE);
-    let _explained = Explained { storm: &storm, seed };
-    let (mut random, is_out) = (Random::new(seed), AtomicBool::new(false));
+    let _explained = Explained { storm, seed };
+    let mut random = Random::new(seed);
     storm.run(&sandbox, seed, || {
-        let mut chaos = Chaos::start(&sandbox, Cluster::start(&sandbox), &storm, &is_out, &mut random);
+        let mut chaos = Chaos::start(&sandbox, source(&sandbox), storm, first, &mut random);
         storm.begin();
-        let is_over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let (counts, _done) = (tally.counts(), Done(&is_over));
-            for thread in 0..LONG_THREADS {
-                let (storm, is_over, sandbox) = (&storm, &is_over, &sandbox);
-                scope.spawn(move || long::run(storm, sandbox, Random::new(seed ^ thread), is_over, counts));
-            }
-            scope.spawn(|| resolver::run(&storm, &sandbox, [&is_over, &is_out], counts));
-            chaos.play(&mut random);
-        });
-        tally.add(&storm, chaos.faults());
+        work(&sandbox, &mut chaos, &mut random);
     });
     assert!(!storm.has_failed(), "CPROXY_SEED={seed}: {}", storm.failure());
-    eprintln!("so far: {tally}");
 }
 
 /// Prints at the end of a test that panics what its workload has seen.

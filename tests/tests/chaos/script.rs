@@ -2,6 +2,8 @@
 
 use cproxy_tests::random::{self, Random};
 
+use crate::objects::Change;
+
 /// Trouble between the agent and the API server, with a begin and an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trouble {
@@ -42,25 +44,17 @@ pub(crate) enum Trouble {
 /// Event that is over when the next one begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Action {
-    /// Some Services get entirely different backends.
-    Replace,
-    /// Some backends retire, and others come or return.
-    Shift,
-    /// A Service goes from one backend to many and back.
-    Scale,
-    /// Services are deleted and come back at the same address.
-    Recreate,
-    /// Many Services are added: maps grow.
-    Grow,
-    /// They are deleted: maps shrink.
-    Shrink,
-    /// The agent is killed and started.
+    /// The objects change.
+    Change(Change),
+    /// The agent is killed, objects change, and another starts.
     Kill,
+    /// The same in the middle of a change.
+    KillBusy,
     /// The agent ends and is started.
     Restart,
     /// A system call of a starting agent fails, or the agent is killed before one.
     KernelFault,
-    /// An agent of an older layout is started, and refuses.
+    /// Older agents are started in between: one of an older layout refuses.
     Older,
     /// New seed, as after a restore.
     Reseed,
@@ -95,13 +89,15 @@ const TROUBLES: [Trouble; 15] = [
 ];
 
 /// Actions that also happen during troubles.
-const OVERLAPPING: [Action; 11] = [
-    Action::Replace,
-    Action::Shift,
-    Action::Recreate,
-    Action::Grow,
-    Action::Shrink,
+const OVERLAPPING: [Action; 13] = [
+    Action::Change(Change::Replace),
+    Action::Change(Change::Shift),
+    Action::Change(Change::RecreateAtOnce),
+    Action::Change(Change::Rename),
+    Action::Change(Change::Grow),
+    Action::Change(Change::Shrink),
     Action::Kill,
+    Action::KillBusy,
     Action::Restart,
     Action::Reseed,
     Action::Hangup,
@@ -109,15 +105,11 @@ const OVERLAPPING: [Action; 11] = [
     Action::Network,
 ];
 
-const ALL: [Action; 16] = [
-    Action::Replace,
-    Action::Shift,
-    Action::Scale,
-    Action::Recreate,
-    Action::Grow,
-    Action::Shrink,
-    Action::Kill,
-    Action::Restart,
+/// Ends of an agent.
+const ENDS: [Action; 3] = [Action::Kill, Action::KillBusy, Action::Restart];
+
+/// Events that are neither a change nor an end.
+const OTHERS: [Action; 8] = [
     Action::KernelFault,
     Action::Older,
     Action::Reseed,
@@ -167,8 +159,21 @@ impl Trouble {
 impl Action {
     /// Whether it changes objects.
     pub(crate) fn needs_server(self) -> bool {
-        matches!(self, Self::Replace | Self::Shift | Self::Scale | Self::Recreate | Self::Grow | Self::Shrink)
+        matches!(self, Self::Change(_) | Self::KillBusy)
     }
+}
+
+/// All actions with a control plane.
+fn actions() -> Vec<Action> {
+    let changes = Change::ALL.into_iter().filter(|change| *change != Change::Inherit).map(Action::Change);
+    changes.chain(ENDS).chain(OTHERS).collect()
+}
+
+/// Every change and every end of an agent once, in steps of their own.
+pub(crate) fn changes(random: &mut Random) -> Vec<Step> {
+    let all: Vec<_> = Change::ALL.map(Action::Change).into_iter().chain(ENDS).collect();
+    let step = |action| Step { trouble: None, actions: vec![action], trouble_ms: 0, has_signal: false };
+    random.shuffled(&all).into_iter().map(step).collect()
 }
 
 /// The steps of an episode.
@@ -176,12 +181,12 @@ pub(crate) fn steps(random: &mut Random) -> Vec<Step> {
     let mut troubles: Vec<_> = TROUBLES.into_iter().map(Some).collect();
     troubles.extend(random::is_soak().then_some(Some(Trouble::EtcdRestored)));
     // All actions once without a trouble.
-    let mut alone = random.shuffled(&ALL);
+    let mut alone = random.shuffled(&actions());
     while !alone.is_empty() {
         troubles.push(None);
         alone.truncate(alone.len().saturating_sub(ACTIONS_MAX));
     }
-    let mut alone = random.shuffled(&ALL);
+    let mut alone = random.shuffled(&actions());
     let steps = random.shuffled(&troubles).into_iter().map(|trouble| {
         let actions = match trouble {
             None => alone.split_off(alone.len().saturating_sub(ACTIONS_MAX)),
@@ -217,6 +222,6 @@ mod tests {
         let alone = one.iter().filter(|step| step.trouble.is_none());
         let actions: BTreeSet<_> = alone.flat_map(|step| step.actions.clone()).collect();
         assert!(TROUBLES.iter().all(|trouble| troubles.contains(trouble)));
-        assert!(ALL.iter().all(|action| actions.contains(action)));
+        assert!(super::actions().iter().all(|action| actions.contains(action)));
     }
 }
