@@ -57,7 +57,7 @@ pub(crate) struct TestArguments {
     /// Leaves out a suite, which then counts as skipped
     #[arg(long, value_name = "SUITE", value_parser = suites::parser())]
     without: Vec<String>,
-    /// Runs the random tests churn, faults, upgrade, chaos and kube_proxy much longer, and tests that take 25 minutes
+    /// Runs the random tests faults, upgrade, chaos and kube_proxy much longer, and tests that take 25 minutes
     #[arg(long)]
     soak: bool,
     /// Also runs tests that take minutes, those against the oldest supported Kubernetes, and those of metrics with the

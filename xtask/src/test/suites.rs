@@ -40,6 +40,7 @@ pub(super) enum Need {
     /// A relay: as for the agent.
     Relay,
     ShippedRelay,
+    /// Agents and a relay of older versions.
     OlderAgents,
     /// etcd, kube-apiserver, kube-proxy and kubectl.
     ControlPlane,
@@ -139,7 +140,6 @@ pub(super) const SUITES: &[Suite] = &[
     suite("other_users", SuiteKind::Live, AGENT, &[], 2, 60),
     suite("privileges", SuiteKind::Live, &[Need::ShippedAgent], &[], 2, 60),
     suite("matrix", SuiteKind::Live, AGENT, &[], 5, 60),
-    suite("churn", SuiteKind::Live, OLDER, &[all(TWO)], 60, 120),
     suite("upgrade", SuiteKind::Live, OLDER, &[], 30, 120),
     suite("faults", SuiteKind::Live, OLDER, &[], 30, 120),
     suite("programs", SuiteKind::Live, &[Need::Agent, Need::Programs], &[], 20, 120),
@@ -159,10 +159,10 @@ pub(super) const SUITES: &[Suite] = &[
         rule("helm::", &[Need::Helm], ONE),
         rule("long::", &[Need::OldestControlPlane], ONE),
     ], 15, 300),
-    suite("chaos", SuiteKind::Live, &[Need::Agent, Need::ControlPlane, Need::OlderAgents], &[all(TWO)], 300, 300),
+    suite("chaos", SuiteKind::Live, OLDER, &[rule("nothing_fails_but", CONTROL_PLANE, TWO), all(TWO)], 120, 300),
     suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 60),
     suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 120),
-    suite("relay", SuiteKind::Live, RELAYED, &[], 15, 300),
+    suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 300),
     suite("scale", SuiteKind::Live, &[Need::ShippedAgent], &[all(Class::Exclusive)], 10, 120),
     suite("budgets", SuiteKind::Live, &[Need::ShippedAgent, Need::ControlPlane], &[all(Class::Exclusive)], 10, 120),
     suite("fuzz", SuiteKind::Fuzz, &[Need::Fuzzer], &[], 5, 90),
