@@ -70,6 +70,9 @@ pub(crate) struct TestArguments {
     /// Runs each test so many times, and says how often each has failed
     #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// Also shows the output of tests that pass
+    #[arg(long)]
+    no_capture: bool,
     /// Keeps each processor busy meanwhile, to find tests that depend on chance
     #[arg(long)]
     busy: bool,
@@ -374,7 +377,7 @@ impl<'a> Runner<'a> {
         let verdict = if is_passed { "ok    " } else { "FAILED" };
         let left = format!("{} left, {} running", self.left, self.running);
         println!("{verdict} {:>6.1} s  {}  ({left})", ended.elapsed.as_secs_f64(), test.name);
-        if !is_passed || test.suite.shows_output() {
+        if !is_passed || self.arguments.no_capture || test.suite.shows_output() {
             println!("---- output of {}, whole in {} ----", test.name, ended.log.display());
             print!("{}", job::tail(&ended.log));
             println!("---- {} ----", ended.note.as_deref().unwrap_or("end of the output"));

@@ -22,7 +22,7 @@ const AFTERWARDS: Duration = Duration::from_secs(2);
 #[test]
 fn five_thousand_services_fit_into_little_memory() {
     let sandbox = Sandbox::for_test();
-    let control_plane = ControlPlane::shared(&sandbox);
+    let control_plane = ControlPlane::start(&sandbox);
     Writer::new(&control_plane).create(POPULATION.objects(0..POPULATION.services));
     let limit = MemoryLimit::new(&sandbox, LIMIT_BYTES, &cproxy_binary());
     let agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig());

@@ -136,7 +136,10 @@ pub(super) const SUITES: &[Suite] = &[
     suite("room", SuiteKind::Live, AGENT, &[], 2, 60),
     suite("start", SuiteKind::Live, AGENT, &[], 2, 60),
     suite("get", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("manifests", SuiteKind::Live, AGENT, &[], 2, 60),
+    suite("manifests", SuiteKind::Live, AGENT, &[
+        // Mounts of other tests wake every agent.
+        rule("at_rest", &[], Class::Exclusive),
+    ], 2, 60),
     suite("other_users", SuiteKind::Live, AGENT, &[], 2, 60),
     suite("privileges", SuiteKind::Live, &[Need::ShippedAgent], &[], 2, 60),
     suite("matrix", SuiteKind::Live, AGENT, &[], 5, 60),
@@ -144,8 +147,10 @@ pub(super) const SUITES: &[Suite] = &[
     suite("faults", SuiteKind::Live, OLDER, &[], 30, 120),
     suite("programs", SuiteKind::Live, &[Need::Agent, Need::Programs], &[], 20, 120),
     suite("metrics", SuiteKind::Live, &[Need::Agent, Need::Programs, Need::LatestPromtool], &[
+        // The kernel's statistics of programs are switched on and off.
+        rule("scrape::the_time_of_the_programs", &[], Class::Exclusive),
+        rule("monitoring::each_panel", CONTROL_PLANE, Class::Exclusive),
         rule("health::", CONTROL_PLANE, ONE),
-        rule("monitoring::", CONTROL_PLANE, ONE),
     ], 10, 120),
     suite("images", SuiteKind::Live, &[Need::ShippedAgent, Need::ShippedRelay, Need::Images], &[], 20, 120),
     suite("harness", SuiteKind::Live, AGENT, &[rule("the_control_plane_is_real", CONTROL_PLANE, ONE)], 2, 60),
