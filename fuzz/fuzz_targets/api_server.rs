@@ -1,8 +1,8 @@
-//! An API server that follows the input as a script, action by action: see `cproxy_fuzz::simulated`.
+//! An API server that follows the input as a script, action by action: see `cproxy_testing::simulated`.
 
 #![no_main]
 
-use cproxy_fuzz::simulated::play;
+use cproxy_testing::simulated::play;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|script: &[u8]| {

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use cproxy_fuzz::relay_history::play;
+use cproxy_testing::relay_history::play;
 use libfuzzer_sys::fuzz_target;
 
 /// Steps of one history: enough for everything, and fast.

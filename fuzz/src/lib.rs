@@ -1,10 +1,6 @@
 //! Invariants that hold for every input; shared by the fuzz targets.
 
-pub mod encoding;
 pub mod kernel_maps;
-pub mod relay_client;
-pub mod relay_history;
-pub mod simulated;
 
 use std::collections::BTreeSet;
 

@@ -3,9 +3,6 @@
 
 #![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a failed call is a failed test")]
 
-#[path = "../../fuzz/src/encoding.rs"]
-pub mod encoding;
-
 use std::{
     fs, iter,
     process::Command,
@@ -17,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use cproxy_testing::encoding::{self, envelope, envelope_start, field, frame, varint};
 use cproxy_tests::{
     Server,
     api::{Api, Reply},
@@ -27,8 +25,6 @@ use cproxy_tests::{
     usage::Memory,
 };
 use serde_json::{Value, json};
-
-use encoding::{field, varint};
 
 type Answer = Box<dyn FnMut(&str) -> Reply + Send>;
 
@@ -75,11 +71,6 @@ fn well(target: &str) -> Reply {
     if is_watch(target) { Reply::chunks([]).open() } else { Reply::text(list(&[object(target)])) }
 }
 
-/// An object in protobuf, as the API server sends it: magic bytes, kind, and the object's fields.
-fn envelope(kind: &str, object: &[u8]) -> Vec<u8> {
-    [b"k8s\0".to_vec(), field(1, &field(2, kind.as_bytes())), field(2, object)].concat()
-}
-
 fn kind(target: &str) -> &'static str {
     if target.contains("/services?") { "Service" } else { "EndpointSlice" }
 }
@@ -88,12 +79,6 @@ fn kind(target: &str) -> &'static str {
 fn protobuf_list(target: &str, items: &[Vec<u8>]) -> Vec<u8> {
     let items: Vec<u8> = items.iter().flat_map(|item| field(2, item)).collect();
     envelope(&format!("{}List", kind(target)), &[field(1, &field(2, b"7")), items].concat())
-}
-
-/// An event of a watch in protobuf: its length and the event.
-fn frame(change: &str, object: &[u8]) -> Vec<u8> {
-    let event = [field(1, change.as_bytes()), field(2, &field(1, object))].concat();
-    [u32::try_from(event.len()).unwrap().to_be_bytes().to_vec(), event].concat()
 }
 
 fn in_protobuf(target: &str, body: Vec<u8>) -> Reply {
@@ -283,7 +268,11 @@ fn broken_protobuf_is_named_and_requested_again() {
         (is_watch, |whole| frame("ADDED", &[b"k9s\0", &whole[4..]].concat()), "not protobuf of Kubernetes"),
         (is_watch, |whole| frame("MOVED", &whole), "at Service default/web: \"MOVED\" is no type of a watch event"),
         (is_list, |list| list[..list.len() - 9].to_vec(), "not a list: it ends in the middle"),
-        (is_list, |list| [&list[..19], &[0x12], &varint(1 << 40), b"x"].concat(), "not a list: it ends in the middle"),
+        (
+            is_list,
+            |_| [&envelope_start("ServiceList"), &[0x12][..], &varint(1 << 40), b"x"].concat(),
+            "not a list: it ends in the middle",
+        ),
         (is_list, |_| envelope("PodList", &field(2, b"")), "PodList where ServiceList is asked for"),
         (is_list, |_| b"<html>".to_vec(), "it is not protobuf of Kubernetes"),
     ];

@@ -1,13 +1,11 @@
 //! Objects in, table out: the rules of kube-proxy 1.36 as cases in `cases/*.yaml`. `cases/README.md` describes their
 //! format. Each case is played with its objects in JSON and in protobuf.
 
-#[expect(unreachable_pub, reason = "the crate of the fuzz targets exports it")]
-#[path = "../../../fuzz/src/encoding.rs"]
-mod encoding;
 mod encodings;
 
 use std::collections::BTreeSet;
 
+use cproxy_testing::encoding;
 use serde::Deserialize;
 use serde_json::Value;
 

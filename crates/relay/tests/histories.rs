@@ -1,15 +1,7 @@
 //! Random histories of an API server, of relays and of their clients, against a naive model.
 
-#![expect(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "a failed assertion is a failed test")]
-
-#[path = "../../../fuzz/src/relay_client.rs"]
-pub mod relay_client;
-#[path = "../../../fuzz/src/relay_history.rs"]
-pub mod relay_history;
-
+use cproxy_testing::relay_history::play;
 use proptest::prelude::*;
-
-use self::relay_history::play;
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]

@@ -2,9 +2,6 @@
 
 #![expect(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "a failed assertion is a failed test")]
 
-#[path = "../../../fuzz/src/relay_client.rs"]
-pub mod relay_client;
-
 use std::{
     sync::Arc,
     task::{Poll, Waker},
@@ -13,9 +10,8 @@ use std::{
 
 use cproxy_core::{ResourceKind, api::Service};
 use cproxy_relay_core::{Collection, Filter, Format, Object, Selector, Start, Update, Upstream, Watch, WatchOptions};
+use cproxy_testing::relay_client::{Received, read_events};
 use prost::Message;
-
-use self::relay_client::{Received, read_events};
 
 fn service(name: &str, version: u64, app: &str) -> Object {
     padded(name, version, app, 0)

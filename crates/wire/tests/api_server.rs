@@ -9,17 +9,11 @@
     reason = "a failed assertion is a failed test"
 )]
 
-#[path = "../../../fuzz/src/encoding.rs"]
-pub mod encoding;
-#[path = "../../../fuzz/src/simulated.rs"]
-pub mod simulated;
-
 use std::time::Duration;
 
 use cproxy_core::ResourceKind;
+use cproxy_testing::simulated::{How, Protobuf, Server, Simulation, play};
 use tokio::time::{Instant, sleep};
-
-use self::simulated::{How, Protobuf, Server, Simulation, play};
 
 /// The longest object of each of the three kinds, three times: as much as is allocated while a buffer doubles.
 const PEAK_BYTES_MAX: u64 = 3 * 3 * (8 << 20);

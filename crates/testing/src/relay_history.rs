@@ -17,7 +17,7 @@ use cproxy_relay_core::{
 };
 use prost::Message;
 
-use super::relay_client::{Key, Received, Services, key, read_events, read_list, version};
+use crate::relay_client::{Key, Received, Services, key, read_events, read_list, version};
 
 /// Next step and its arguments.
 pub type Step = [u8; 4];

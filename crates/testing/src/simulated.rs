@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::encoding::{self, field, varint};
+use crate::encoding::{self, envelope, envelope_start, field, varint};
 
 /// Name of this node.
 const NODE: &str = "own";
@@ -489,7 +489,7 @@ impl Server {
         let mut writer = ResponseWriter { server: self, kind: asked.kind, is_protobuf, sender };
         drop(tokio::spawn(async move {
             match refusal {
-                Some(code) if is_protobuf => writer.bytes(&envelope(&status(code))).await,
+                Some(code) if is_protobuf => writer.bytes(&envelope("Status", &encoding::object(&status(code)))).await,
                 Some(code) => writer.text(&status(code).to_string()).await,
                 None => writer.respond(asked).await,
             }
@@ -903,17 +903,6 @@ impl Message {
     fn length(&self) -> usize {
         self.start.len() + self.filler
     }
-}
-
-/// First bytes of an encoded object, and its kind.
-fn envelope_start(kind: &str) -> Vec<u8> {
-    [b"k8s\0".to_vec(), field(1, &[field(1, b"v1"), field(2, kind.as_bytes())].concat())].concat()
-}
-
-/// The object in protobuf, with its kind.
-fn envelope(object: &Value) -> Vec<u8> {
-    let kind = object["kind"].as_str().unwrap_or_default();
-    [envelope_start(kind), field(2, &encoding::object(object)), field(3, b""), field(4, b"")].concat()
 }
 
 /// Body of a response.

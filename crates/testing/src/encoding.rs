@@ -148,6 +148,22 @@ pub fn varint(mut number: u64) -> Vec<u8> {
     bytes
 }
 
+/// An encoded object as the API server sends it: magic bytes, its kind, and its fields.
+pub fn envelope(kind: &str, object: &[u8]) -> Vec<u8> {
+    [envelope_start(kind), field(2, object), field(3, b""), field(4, b"")].concat()
+}
+
+/// The first bytes of that, before the object.
+pub fn envelope_start(kind: &str) -> Vec<u8> {
+    [b"k8s\0".to_vec(), field(1, &[field(1, b"v1"), field(2, kind.as_bytes())].concat())].concat()
+}
+
+/// An event of a watch as the API server sends it: its length, and the event with an object in its envelope.
+pub fn frame(change: &str, envelope: &[u8]) -> Vec<u8> {
+    let event = [field(1, change.as_bytes()), field(2, &field(1, envelope))].concat();
+    [u32::try_from(event.len()).unwrap().to_be_bytes().to_vec(), event].concat()
+}
+
 /// Seconds since 1970 of a time like `2026-01-02T03:04:05Z`.
 fn seconds(text: &str) -> i64 {
     let numbers: Vec<i64> =
