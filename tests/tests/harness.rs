@@ -1,5 +1,4 @@
-//! The harness itself: it leaves no remains, and the things it starts are real. Run with `--test-threads=1`: a cgroup
-//! is the whole process's.
+//! The harness itself: it leaves no remains, and the things it starts are real.
 
 #![expect(clippy::unwrap_used, reason = "a test that finds something else than it expects has failed")]
 

@@ -3,8 +3,6 @@
 //!
 //! Times depend on the machine, so only the start has a limit here, ten times its expected duration; `cargo xtask bench
 //! agent` measures times, beside those of kube-proxy.
-//!
-//! Run with `--test-threads=1`: a cgroup is the whole process's.
 
 #![expect(clippy::unwrap_used, reason = "a test that finds something else than it expects has failed")]
 

@@ -1,9 +1,8 @@
 //! The agent with a real Kubernetes API server: the kernel's table and connections follow all created, changed and
 //! deleted objects, through every end of the agent or of the API server.
 //!
-//! Run with `--test-threads=1`: a cgroup is the whole process's. Nothing here depends on timing: after a change, a
-//! marker is sent through the same watches ([`fixture::Cluster::expect`]), and the table is compared once that has
-//! arrived.
+//! Nothing here depends on timing: after a change, a marker is sent through the same watches
+//! ([`fixture::Cluster::expect`]), and the table is compared once that has arrived.
 
 #![expect(
     clippy::expect_used,

@@ -1,7 +1,7 @@
 //! The image of a minimal guest in virtual machines with kernels of their own, with an API server, pods and a
 //! nameserver outside: the environment of the workload at its start, the handling of errors, and the cost.
 //!
-//! Run with `--test-threads=1`, by `cargo xtask test`, or by `cargo xtask vm test` with each of several kernels.
+//! Run by `cargo xtask test`, or by `cargo xtask vm test` with each of several kernels.
 
 #![expect(
     clippy::expect_used,

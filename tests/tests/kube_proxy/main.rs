@@ -4,8 +4,8 @@
 //!
 //! A failure prints its seed; `CPROXY_SEED` repeats it. `CPROXY_SOAK=1` makes ten times as many changes.
 //!
-//! Run with `--test-threads=1`: a cgroup is the whole process's. Nothing here depends on timing: after the changes, a
-//! marker is sent through the same watches ([`cluster::Cluster::view`]), and both sides are read once that has arrived.
+//! Nothing here depends on timing: after the changes, a marker is sent through the same watches
+//! ([`cluster::Cluster::view`]), and both sides are read once that has arrived.
 
 #![expect(
     clippy::expect_used,

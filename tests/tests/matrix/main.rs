@@ -2,8 +2,7 @@
 //! shared sockets ([`handles`]), other ways to connect ([`opening`]), session affinity ([`affinity`]) and the evenness
 //! of the choice ([`balance`]).
 //!
-//! Run with `--test-threads=1`: a cgroup is the whole process's. Nothing here depends on timing: every wait ends with
-//! its event, and a wait without it is a failure.
+//! Nothing here depends on timing: every wait ends with its event, and a wait without it is a failure.
 
 #![expect(
     clippy::expect_used,

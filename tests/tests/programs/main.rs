@@ -1,8 +1,7 @@
 //! Programs through ClusterIPs, as users run them: how a language's runtime, a resolver or a protocol's library copes
 //! with translated sockets. Each test checks a program's exit code, its output, and the pod that answered.
 //!
-//! Run with `--test-threads=1`: a cgroup is the whole process's. A program that is not installed is a failure; `cargo
-//! xtask setup` installs them all.
+//! A program that is not installed is a failure; `cargo xtask setup` installs them all.
 
 #![expect(
     clippy::indexing_slicing,

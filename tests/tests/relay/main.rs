@@ -1,6 +1,4 @@
-//! The relay between a real API server and real clients.
-//!
-//! Run with `--test-threads=1`: a sandbox is the whole process's. After a change, tests wait for an observable state.
+//! The relay between a real API server and real clients. After a change, tests wait for an observable state.
 
 #![expect(
     clippy::expect_used,

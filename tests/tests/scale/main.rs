@@ -1,7 +1,5 @@
 //! Objects as large as the API allows, and larger than the table: what fits is served, what does not is named, and
 //! nothing else is harmed.
-//!
-//! Run with `--test-threads=1`: a cgroup is the whole process's.
 
 #![expect(
     clippy::indexing_slicing,

@@ -1,7 +1,5 @@
 //! JSON from protobuf, compared with the JSON that the API server itself sends: as single objects, in lists and in
 //! watches. Nearly every field of the API server's OpenAPI document has a value.
-//!
-//! Run with `--test-threads=1`: a cgroup is the whole process's.
 
 #![expect(
     clippy::expect_used,

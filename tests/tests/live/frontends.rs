@@ -1,7 +1,5 @@
 //! All frontends of a Service except ClusterIPs, by real system calls: external addresses, load balancers' addresses,
 //! and the Node's ports; and the effect of this node and the VM's address on them.
-//!
-//! Run with `--test-threads=1`: a cgroup is the whole process's.
 
 #![expect(
     clippy::indexing_slicing,

@@ -9,7 +9,7 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-use crate::world::{ASKS, BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, FRONTENDS, NODE_IP, NODE_PORTS, service, start};
+use super::world::{ASKS, BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, FRONTENDS, NODE_IP, NODE_PORTS, service, start};
 
 const PODS: u8 = 3;
 

@@ -11,7 +11,7 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::world::{ASKS, BALANCER_IP, CLUSTER_IP, all_are, rows, service, start};
+use super::world::{ASKS, BALANCER_IP, CLUSTER_IP, all_are, rows, service, start};
 
 /// A network with a default route and an address of each family in 10.1.0.0/16 and fd01::/16.
 const LINK: &str = "\

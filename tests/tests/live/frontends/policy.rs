@@ -12,7 +12,7 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::world::{ASKS, BALANCER_IP, CLUSTER_IP, FRONTENDS, all_are, ask_from, connect, service, start};
+use super::world::{ASKS, BALANCER_IP, CLUSTER_IP, FRONTENDS, all_are, ask_from, connect, service, start};
 
 const PODS: u8 = 3;
 /// Arguments to close sockets in every case; sockets of pods that still serve are never closed, in any mode.

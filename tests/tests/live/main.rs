@@ -1,0 +1,20 @@
+//! The agent and its programs in this machine's kernel: real system calls, real sockets, objects from manifests or from
+//! an API server that misbehaves. Each module is a suite with a question of its own (tests/README.md).
+
+mod bad_input;
+mod bad_server;
+mod cgroups;
+mod check;
+mod connects;
+mod frontends;
+mod get;
+mod health;
+mod manifests;
+mod other_users;
+mod places;
+mod privileges;
+mod room;
+mod settings;
+mod stale;
+mod start;
+mod trace;
