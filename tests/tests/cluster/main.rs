@@ -30,7 +30,6 @@ mod lists;
 mod long;
 mod memory;
 mod node;
-mod outage;
 mod own_address;
 mod own_sockets;
 mod reload;

@@ -281,6 +281,7 @@ fn lists_that_break_off_change_nothing_and_the_difference_to_the_first_complete_
         let kernel = rows::in_kernel(&sandbox).iter().map(Row::to_string).collect::<Vec<_>>();
         assert!(all(&[]).iter().all(|row| kernel.contains(row)), "{kernel:#?}");
         assert!(world.silent_seconds() > 0);
+        assert!(world.agent.is_ready(), "what is in force is complete");
         world.relay().set_fault(None);
         expect(&world, &all(&[NEW]));
     });

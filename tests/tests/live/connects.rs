@@ -1,9 +1,10 @@
-//! The datapath by real system calls: an agent on manifest files, real servers, real sockets in a hooked cgroup.
+//! Connects to ClusterIPs and what the hooks do without the agent: an agent on manifest files, real servers, real
+//! sockets in a hooked cgroup. That each form of an address reaches every pod: [`frontends`](super::frontends).
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     io,
     net::{SocketAddr, TcpStream, UdpSocket},
     os::{
@@ -17,7 +18,7 @@ use std::{
 use aya::maps::{Array, MapData};
 use cproxy_datapath::bpf::{Features, PinDir, Program, ProgramSet, SocketMark, try_load};
 use cproxy_tests::{
-    Server, echo,
+    echo,
     manifest::{self, Endpoint, Service, Slice},
     process::{self, Agent, Daemon, cproxy, eventually},
     sandbox::{Placement, Sandbox},
@@ -53,17 +54,6 @@ fn all_pods_answer(what: &str, mut ask: impl FnMut() -> io::Result<String>) {
         seen.insert(name);
     }
     assert_eq!(seen, expected, "{what}");
-}
-
-#[test]
-fn connects_of_every_form_reach_every_pod() {
-    let live = start();
-    for (form, vip) in vips(80) {
-        all_pods_answer(&format!("TCP {form:?}"), || echo::ask_name(vip));
-        all_pods_answer(&format!("connected UDP {form:?}"), || echo::ask_connected_udp(vip));
-    }
-    let served: u64 = live.servers.iter().map(Server::served).sum();
-    assert_eq!(served, 6 * 200, "every answer came from one of our servers");
 }
 
 #[test]
@@ -323,21 +313,6 @@ fn cleanup_of_a_directory_that_cannot_be_ours_touches_nothing() {
     assert_eq!(cleanup.code, 1);
     assert!(cleanup.stderr.contains("not on a bpf filesystem"), "{}", cleanup.stderr);
     assert!(file.exists());
-}
-
-#[test]
-fn the_choice_is_even() {
-    let live = start();
-    let mut hits = BTreeMap::<String, f64>::new();
-    const CONNECTS: f64 = 3_000.0;
-    for _ in 0..CONNECTS as u32 {
-        *hits.entry(echo::ask_connected_udp(vips(80)[0].1).unwrap()).or_default() += 1.0;
-    }
-    let expected = CONNECTS / f64::from(NODES);
-    let chi_square: f64 = hits.values().map(|count| (count - expected).powi(2) / expected).sum();
-    // Two degrees of freedom: an even choice exceeds 27.6 once in a million runs.
-    assert!(hits.len() == usize::from(NODES) && chi_square < 27.6, "{hits:?}: {chi_square}");
-    drop(live);
 }
 
 #[test]

@@ -9,7 +9,7 @@
 use std::{
     fs,
     io::{self, Read},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     process::{Command, Stdio},
@@ -297,36 +297,6 @@ fn a_backend_that_still_serves_keeps_its_sockets() {
     sockets.iter().for_each(|socket| assert_untouched(socket));
     rewrite(|word| SetWord::new(word.first_slot(), 1, 1, false));
     assert_eq!(stale.closes(Mode::Udp), 3, "one in each form");
-}
-
-#[test]
-fn tcp_connections_are_closed_in_mode_all() {
-    let mut stale = Fixture::start();
-    // The servers do not accept, so they do not answer the half-closed connections with a FIN.
-    let pods = [2, 3].map(|pod| [Form::V4, Form::V6].map(|form| form.pod(pod, TCP)));
-    let _listeners: Vec<_> = pods.as_flattened().iter().map(|pod| TcpListener::bind(pod).unwrap()).collect();
-    let gone = Form::ALL.map(|form| stale.translated_tcp(form, 3));
-    let half_closed = Form::ALL.map(|form| stale.translated_tcp(form, 3));
-    half_closed.iter().for_each(|socket| socket.shutdown(std::net::Shutdown::Write).unwrap());
-    let serving = Form::ALL.map(|form| stale.translated_tcp(form, 2));
-    let direct = Form::ALL.map(|form| TcpStream::connect(form.pod(3, TCP)).unwrap());
-    stale.keep_pods(&[1, 2]);
-    assert_eq!(stale.closes(Mode::Udp), 0);
-    assert_eq!(stale.closes(Mode::All), 6);
-    gone.iter().for_each(|socket| assert_eq!(error(socket), Some(Errno::CONNABORTED)));
-    serving.iter().chain(&direct).for_each(|socket| assert_untouched(socket));
-}
-
-#[test]
-fn a_deleted_service_ends_its_udp_sockets_but_no_tcp() {
-    let mut stale = Fixture::start();
-    let _servers = stale.tcp_servers();
-    let udp = Form::ALL.map(|form| stale.translated_udp(form, 1));
-    let tcp = Form::ALL.map(|form| stale.translated_tcp(form, 1));
-    stale.delete_service();
-    assert_eq!(stale.closes(Mode::All), 3);
-    udp.iter().for_each(|socket| assert_closed(socket));
-    tcp.iter().for_each(|socket| assert_untouched(socket));
 }
 
 #[test]
@@ -631,30 +601,42 @@ fn vip_sockets_that_have_moved_on_are_left_alone() {
 
 #[test]
 fn vip_tcp_connections_are_closed_in_mode_all() {
-    let stale = Fixture::start();
-    let _servers = stale.tcp_servers();
+    let mut stale = Fixture::start();
+    // The servers do not accept, so they do not answer the half-closed connections with a FIN.
+    let pods = [2, 3].map(|pod| [Form::V4, Form::V6].map(|form| form.pod(pod, TCP)));
+    let _listeners: Vec<_> = pods.as_flattened().iter().map(|pod| TcpListener::bind(pod).unwrap()).collect();
+    let connect = || Form::ALL.map(|form| TcpStream::connect(form.web()).unwrap());
+    stale.keep_pods(&[2]);
+    let serving = connect();
     stale.keep_pods(&[3]);
-    let mut streams = Form::ALL.map(|form| echo::connect_tcp(form.web()).unwrap().1);
-    stale.keep_pods(&[1]);
+    let (mut gone, half_closed) = (connect(), connect());
+    half_closed.iter().for_each(|socket| socket.shutdown(Shutdown::Write).unwrap());
+    let without_place = Form::ALL.map(|form| stale.translated_tcp(form, 3));
+    let direct = Form::ALL.map(|form| TcpStream::connect(form.pod(3, TCP)).unwrap());
+    stale.keep_pods(&[1, 2]);
     assert_eq!(stale.closes(Mode::Udp), 0);
-    streams.iter().for_each(|stream| echo::ping_tcp(stream, "still there").unwrap());
-    assert_eq!(stale.closes(Mode::All), 3);
-    for stream in &mut streams {
-        assert_eq!(stream.read(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    gone.iter().chain(&half_closed).chain(&without_place).for_each(|socket| assert_untouched(socket));
+    assert_eq!(stale.closes(Mode::All), 9);
+    for socket in &mut gone {
+        assert_eq!(socket.read(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
     }
+    half_closed.iter().chain(&without_place).for_each(|socket| assert_eq!(error(socket), Some(Errno::CONNABORTED)));
+    serving.iter().chain(&direct).for_each(|socket| assert_untouched(socket));
 }
 
 #[test]
 fn vip_a_deleted_service_ends_its_udp_sockets_but_no_tcp() {
-    let stale = Fixture::start();
+    let mut stale = Fixture::start();
     let _servers = [stale.tcp_servers(), stale.udp_servers()];
     stale.keep_pods(&[1]);
     let udp = Form::ALL.map(|form| connect_udp(form, 1));
     let tcp = Form::ALL.map(|form| echo::connect_tcp(form.web()).unwrap().1);
+    let without_place = Form::ALL.map(|form| stale.translated_tcp(form, 1));
     stale.delete_service();
     assert_eq!(stale.closes(Mode::All), 3);
     udp.iter().for_each(|socket| assert_closed(socket));
     tcp.iter().for_each(|stream| echo::ping_tcp(stream, "still there").unwrap());
+    without_place.iter().for_each(|socket| assert_untouched(socket));
 }
 
 const MPTCP: rustix::net::Protocol = rustix::net::Protocol::from_raw(std::num::NonZeroU32::new(262).expect("not zero"));
