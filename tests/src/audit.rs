@@ -75,6 +75,18 @@ impl AuditLog {
         let of_resource = |request: &AuditedRequest| request.uri.contains(&format!("/{resource}?"));
         self.requests().into_iter().filter(|request| of_resource(request) && !request.is_resumed()).collect()
     }
+
+    /// Checks that the agent has got one list of Services and one of EndpointSlices: later watches go on from there.
+    ///
+    /// # Panics
+    /// With the lists, if there are more.
+    #[track_caller]
+    pub fn assert_one_list_each(&self) {
+        for resource in ["services", "endpointslices"] {
+            let lists = self.lists(resource);
+            assert_eq!(lists.iter().filter(|list| list.code == 200).count(), 1, "{lists:#?}");
+        }
+    }
 }
 
 impl AuditedRequest {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    ffi::{OsStr, OsString},
+    ffi::OsStr,
     fmt::Display,
     fs::{self, File},
     io,
@@ -21,7 +21,10 @@ use rustix::{
 };
 use serde_json::Value;
 
-use crate::sandbox::{Placement, Sandbox};
+use crate::{
+    program::{Program, without_settings},
+    sandbox::{Placement, Sandbox},
+};
 
 /// Limit on a process's end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -289,15 +292,6 @@ pub fn cproxy_binary() -> PathBuf {
         .expect("CPROXY_BIN is not set: build the agent with `cargo xtask build` and set it to the binary's path")
 }
 
-/// A command for the program under test, without any setting of the caller's environment.
-pub(crate) fn cproxy_command(binary: PathBuf) -> Command {
-    let mut command = Command::new(binary);
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"CPROXY_")) {
-        command.env_remove(name);
-    }
-    command
-}
-
 /// Runs `cproxy` with `args` to its end, inside the sandbox. Its default cgroup, pin directory and run directory are
 /// the sandbox's, by environment variables, since not every command takes every flag.
 pub fn cproxy<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S]) -> Output {
@@ -326,7 +320,7 @@ fn run_program<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S], in
 }
 
 fn command_in<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S]) -> Command {
-    let mut command = cproxy_command(binary.to_owned());
+    let mut command = without_settings(binary.to_owned());
     command.args(args);
     command.env("CPROXY_CGROUP", sandbox.cgroup());
     command.env("CPROXY_PIN_DIR", sandbox.pin_dir());
@@ -335,38 +329,27 @@ fn command_in<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S]) -> 
 }
 
 /// Arguments and environment of `cproxy run`, always with the sandbox's cgroup, pin directory and run directory.
+pub type Agent<'s> = Program<'s, AgentSettings>;
+
+/// Placement of an agent, and its directories.
 #[derive(Debug)]
-pub struct Agent<'s> {
-    sandbox: &'s Sandbox,
-    binary: Option<PathBuf>,
+pub struct AgentSettings {
     placement: Placement,
     cgroup: PathBuf,
     pin_dir: PathBuf,
     run_dir: PathBuf,
-    args: Vec<OsString>,
-    env: Vec<(OsString, OsString)>,
 }
 
 impl<'s> Agent<'s> {
     /// An agent without a source, which must be added.
     pub fn new(sandbox: &'s Sandbox) -> Self {
-        Self {
-            sandbox,
-            binary: None,
+        let settings = AgentSettings {
             placement: Placement::Hooked,
             cgroup: sandbox.cgroup().to_owned(),
             pin_dir: sandbox.pin_dir(),
             run_dir: sandbox.run_dir(),
-            args: Vec::new(),
-            env: Vec::new(),
-        }
-    }
-
-    /// Sets another program than `CPROXY_BIN`, such as the previous version.
-    #[must_use]
-    pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
-        self.binary = Some(path.into());
-        self
+        };
+        Self::with_settings(sandbox, settings)
     }
 
     /// Adds `--manifests path`.
@@ -375,77 +358,50 @@ impl<'s> Agent<'s> {
         self.arg("--manifests").arg(path.as_ref())
     }
 
-    /// Adds `--kubeconfig path`.
-    #[must_use]
-    pub fn kubeconfig(self, path: impl AsRef<Path>) -> Self {
-        self.arg("--kubeconfig").arg(path.as_ref())
-    }
-
-    /// Adds an argument.
-    #[must_use]
-    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
-        self.args.push(arg.as_ref().to_owned());
-        self
-    }
-
-    /// Adds arguments.
-    #[must_use]
-    pub fn args<S: AsRef<OsStr>>(self, args: impl IntoIterator<Item = S>) -> Self {
-        args.into_iter().fold(self, Self::arg)
-    }
-
-    /// Sets an environment variable.
-    #[must_use]
-    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
-        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
-        self
-    }
-
     /// Sets another cgroup to attach to than the sandbox's.
     #[must_use]
     pub fn cgroup(mut self, path: impl Into<PathBuf>) -> Self {
-        self.cgroup = path.into();
+        self.own.cgroup = path.into();
         self
     }
 
     /// Sets another pin directory than the sandbox's.
     #[must_use]
     pub fn pin_dir(mut self, path: impl Into<PathBuf>) -> Self {
-        self.pin_dir = path.into();
+        self.own.pin_dir = path.into();
         self
     }
 
     /// Sets another run directory than the sandbox's.
     #[must_use]
     pub fn run_dir(mut self, path: impl Into<PathBuf>) -> Self {
-        self.run_dir = path.into();
+        self.own.run_dir = path.into();
         self
     }
 
     /// Sets the placement of the agent itself: by default inside the cgroup it serves, as in a guest.
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
-        self.placement = placement;
+        self.own.placement = placement;
         self
     }
 
     /// Starts the agent. A `ready` left by an earlier agent is removed, so that [`RunningAgent::wait_ready`] waits for
     /// this one.
     pub fn start(self) -> RunningAgent {
-        let (sandbox, placement) = (self.sandbox, self.placement);
+        let (sandbox, placement) = (self.sandbox, self.own.placement);
         let (command, ready) = self.command();
         RunningAgent { daemon: Daemon::spawn(sandbox, "cproxy", placement, command), ready }
     }
 
     /// The agent's command, and the path of its `ready`, which is removed.
     pub(crate) fn command(self) -> (Command, PathBuf) {
-        let ready = self.run_dir.join("ready");
+        let ready = self.own.run_dir.join("ready");
         drop(fs::remove_file(&ready));
-        let mut command = cproxy_command(self.binary.unwrap_or_else(cproxy_binary));
-        command.arg("run").arg("--cgroup").arg(&self.cgroup);
-        command.arg("--pin-dir").arg(&self.pin_dir).arg("--run-dir").arg(&self.run_dir);
-        command.args(&self.args).envs(self.env);
-        (command, ready)
+        let AgentSettings { cgroup, pin_dir, run_dir, .. } = &self.own;
+        let own = [("--cgroup", cgroup), ("--pin-dir", pin_dir), ("--run-dir", run_dir)];
+        let own = own.map(|(flag, path)| [flag.into(), path.into()]).concat();
+        (self.run_command(cproxy_binary, own), ready)
     }
 
     /// Starts the agent and waits for the file `ready`. Returns also the time since just before the start, to half a

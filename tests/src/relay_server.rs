@@ -1,17 +1,18 @@
 //! A running `cproxy-relay run`, the program under test.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsStr,
     net::SocketAddr,
     ops::{Deref, DerefMut},
-    path::{Path, PathBuf},
-    process::{Command, ExitStatus},
+    path::PathBuf,
+    process::ExitStatus,
     time::Duration,
 };
 
 use crate::{
     http,
-    process::{Daemon, Signal, cproxy_command},
+    process::{Daemon, Signal},
+    program::Program,
     sandbox::{Placement, Sandbox},
 };
 
@@ -32,33 +33,19 @@ pub fn relay_binary() -> PathBuf {
 }
 
 /// Arguments and environment of `cproxy-relay run`.
+pub type RelayServer<'s> = Program<'s, RelaySettings>;
+
+/// Address of a relay's metrics and health checks.
 #[derive(Debug)]
-pub struct RelayServer<'s> {
-    sandbox: &'s Sandbox,
-    binary: Option<PathBuf>,
+pub struct RelaySettings {
     metrics: SocketAddr,
-    args: Vec<OsString>,
-    env: Vec<(OsString, OsString)>,
 }
 
 impl<'s> RelayServer<'s> {
     /// A relay without an API server and without a listener, which must be added. Metrics are at 127.0.0.1:9443.
     pub fn new(sandbox: &'s Sandbox) -> Self {
         let metrics = METRICS.parse().expect("a constant is an address");
-        Self { sandbox, binary: None, metrics, args: Vec::new(), env: Vec::new() }
-    }
-
-    /// Sets another program than `CPROXY_RELAY_BIN`, such as the previous version.
-    #[must_use]
-    pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
-        self.binary = Some(path.into());
-        self
-    }
-
-    /// Adds `--kubeconfig path`.
-    #[must_use]
-    pub fn kubeconfig(self, path: impl AsRef<Path>) -> Self {
-        self.arg("--kubeconfig").arg(path.as_ref())
+        Self::with_settings(sandbox, RelaySettings { metrics })
     }
 
     /// Adds `--listen address`.
@@ -76,37 +63,17 @@ impl<'s> RelayServer<'s> {
     /// Sets another address of the metrics and health checks. Replicas in one sandbox need different ones.
     #[must_use]
     pub fn metrics(mut self, address: SocketAddr) -> Self {
-        self.metrics = address;
-        self
-    }
-
-    /// Adds an argument.
-    #[must_use]
-    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
-        self.args.push(arg.as_ref().to_owned());
-        self
-    }
-
-    /// Adds arguments.
-    #[must_use]
-    pub fn args<S: AsRef<OsStr>>(self, args: impl IntoIterator<Item = S>) -> Self {
-        args.into_iter().fold(self, Self::arg)
-    }
-
-    /// Sets an environment variable.
-    #[must_use]
-    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
-        self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self.own.metrics = address;
         self
     }
 
     /// Starts the relay, outside the sandbox's cgroup, and waits for nothing.
     pub fn spawn(self) -> RunningRelay {
-        let mut command: Command = cproxy_command(self.binary.unwrap_or_else(relay_binary));
-        command.arg("run").arg("--metrics-bind-address").arg(self.metrics.to_string());
-        command.args(&self.args).envs(self.env);
-        let daemon = Daemon::spawn(self.sandbox, "cproxy-relay", Placement::Unhooked, command);
-        RunningRelay { daemon, metrics: self.metrics }
+        let (sandbox, metrics) = (self.sandbox, self.own.metrics);
+        let own = ["--metrics-bind-address".into(), metrics.to_string().into()];
+        let command = self.run_command(relay_binary, own);
+        let daemon = Daemon::spawn(sandbox, "cproxy-relay", Placement::Unhooked, command);
+        RunningRelay { daemon, metrics }
     }
 
     /// Starts the relay and waits until it is ready.

@@ -146,14 +146,6 @@ impl<'s> World<'s> {
         });
         assert_eq!(self.agent.exit_status(), None, "it is still the same agent");
     }
-
-    /// Checks that the watches were resumed: there was one list each.
-    fn assert_resumed(&self) {
-        for resource in ["services", "endpointslices"] {
-            let lists = self.audit.lists(resource);
-            assert_eq!(lists.iter().filter(|list| list.code == 200).count(), 1, "{lists:#?}");
-        }
-    }
 }
 
 /// Seconds since the API server has confirmed the table.
@@ -173,7 +165,7 @@ fn a_server_that_refuses_connections_is_resumed_without_a_list() {
         assert!(line.contains("Connection refused"), "{line}");
     };
     world.survive(begin, |world| world.relay = Some(Relay::start_at(&sandbox, address, server())));
-    world.assert_resumed();
+    world.audit.assert_one_list_each();
 }
 
 #[test]
@@ -187,7 +179,7 @@ fn a_connection_with_garbage_is_given_up_and_resumed_without_a_list() {
         assert!(line.contains("TLS: "), "{line}");
     };
     world.survive(begin, |world| world.relay().set_fault(None));
-    world.assert_resumed();
+    world.audit.assert_one_list_each();
 }
 
 /// Makes a running connection lose data until the agent has noticed, and the connections after it.
@@ -212,7 +204,7 @@ fn a_connection_that_loses_requests_is_given_up_and_resumed_without_a_list() {
     let sandbox = Sandbox::for_test();
     let mut world = World::start_behind_proxy(&sandbox);
     world.survive(lose(Fault::LosesRequests, PATIENCE), find);
-    world.assert_resumed();
+    world.audit.assert_one_list_each();
 }
 
 #[test]
@@ -220,7 +212,7 @@ fn a_connection_that_loses_responses_is_given_up_and_resumed_without_a_list() {
     let sandbox = Sandbox::for_test();
     let mut world = World::start_behind_proxy(&sandbox);
     world.survive(lose(Fault::LosesResponses, PATIENCE), find);
-    world.assert_resumed();
+    world.audit.assert_one_list_each();
 }
 
 /// Checks the same without a proxy: the kernel sees a peer that lives, and the agent checks the connection only after
@@ -229,7 +221,7 @@ pub(crate) fn assert_a_direct_connection_that_loses_responses_is_resumed() {
     let sandbox = Sandbox::for_test();
     let mut world = World::start(&sandbox);
     world.survive(lose(Fault::LosesResponses, Duration::from_secs(160)), find);
-    world.assert_resumed();
+    world.audit.assert_one_list_each();
 }
 
 #[test]
@@ -241,7 +233,7 @@ fn a_right_that_is_taken_away_is_named_and_the_watches_go_on_once_it_is_back() {
         world.cut_until("not permitted to watch services: grant the verbs list and watch");
     };
     world.survive(begin, |world| world.cluster.control_plane.apply([role_binding("cproxy", "cproxy")]));
-    world.assert_resumed();
+    world.audit.assert_one_list_each();
 }
 
 #[test]
@@ -409,6 +401,6 @@ mod long {
             });
             world.relay = Some(relay);
         });
-        world.assert_resumed();
+        world.audit.assert_one_list_each();
     }
 }

@@ -1,13 +1,13 @@
 //! kube-proxy in nftables mode, inside the sandbox, and its rules.
 
-use std::{fs, process::Command, time::Duration};
+use std::{process::Command, time::Duration};
 
 use cproxy_tests::{
-    control_plane::{ControlPlane, NODE},
+    control_plane::ControlPlane,
+    kube_proxy,
     process::{Daemon, run},
     sandbox::{Placement, Sandbox},
 };
-use serde_json::{Value, json};
 
 use crate::ruleset::Ruleset;
 
@@ -41,34 +41,7 @@ impl<'s> KubeProxy<'s> {
 }
 
 fn spawn(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> Daemon {
-    let file = sandbox.dir().join("kube-proxy.config");
-    let kubeconfig = control_plane.kubeconfig_for("system:kube-proxy");
-    fs::write(&file, configuration(&json!(kubeconfig)).to_string()).expect("cannot write into the sandbox");
-    let mut command = Command::new(control_plane.binary("kube-proxy"));
-    command.arg("--config").arg(file);
-    Daemon::spawn(sandbox, "kube-proxy", Placement::Unhooked, command)
-}
-
-/// A configuration without effect beyond the sandbox: all sysctls stay as they are, and sockets are in its network
-/// namespace.
-fn configuration(kubeconfig: &Value) -> Value {
-    json!({
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "clientConnection": {"kubeconfig": kubeconfig},
-        "hostnameOverride": NODE,
-        "mode": "nftables",
-        "nftables": {"minSyncPeriod": "10ms", "syncPeriod": "1s"},
-        // Node ports are served on the node's own addresses, as in cproxy.
-        "nodePortAddresses": ["primary"],
-        // A source in this range is a pod of the cluster.
-        "detectLocalMode": "ClusterCIDR",
-        "clusterCIDR": "10.244.0.0/16,fd00:10:244::/48",
-        "healthzBindAddress": "127.0.0.1:10256",
-        "metricsBindAddress": "127.0.0.1:10249",
-        "oomScoreAdj": 0,
-        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-    })
+    kube_proxy::spawn(sandbox, control_plane, &control_plane.kubeconfig_for("system:kube-proxy"))
 }
 
 fn list(sandbox: &Sandbox) -> Ruleset {

@@ -1,9 +1,10 @@
 //! Real clients, unchanged: client-go, kubectl and kube-proxy.
 
-use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path, process::Command, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, path::Path, process::Command, time::Duration};
 
 use cproxy_tests::{
     control_plane::{ADDRESS, NODE, PORT},
+    kube_proxy,
     manifest::Slice,
     process::{Daemon, Output, eventually, run},
     sandbox::{Placement, Sandbox},
@@ -148,26 +149,6 @@ fn rules(sandbox: &Sandbox) -> BTreeSet<String> {
     ruleset["nftables"].as_array().unwrap().iter().map(canonical).collect()
 }
 
-fn kube_proxy(cluster: &Cluster<'_>, kubeconfig: &Path) -> Daemon {
-    let file = cluster.sandbox.dir().join("kube-proxy.config");
-    let config = json!({
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "clientConnection": {"kubeconfig": kubeconfig},
-        "hostnameOverride": NODE,
-        "mode": "nftables",
-        "nftables": {"minSyncPeriod": "10ms", "syncPeriod": "1s"},
-        "detectLocalMode": "ClusterCIDR",
-        "clusterCIDR": "10.244.0.0/16,fd00:10:244::/48",
-        "oomScoreAdj": 0,
-        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-    });
-    fs::write(&file, config.to_string()).unwrap();
-    let mut command = Command::new(cluster.control_plane.binary("kube-proxy"));
-    command.arg("--config").arg(file);
-    Daemon::spawn(cluster.sandbox, "kube-proxy", Placement::Unhooked, command)
-}
-
 #[test]
 fn kube_proxy_writes_the_same_rules() {
     let sandbox = Sandbox::for_test();
@@ -181,7 +162,7 @@ fn kube_proxy_writes_the_same_rules() {
     ];
     let has = |rules: &BTreeSet<String>, text: &str| rules.iter().any(|line| line.contains(text));
     let [relayed, direct] = [at_relay, at_api].map(|kubeconfig| {
-        let mut proxy = kube_proxy(cluster, &kubeconfig);
+        let mut proxy = kube_proxy::spawn(&sandbox, &cluster.control_plane, &kubeconfig);
         let wait = |proxy: &mut Daemon, text: &str| {
             proxy.wait_until(PATIENCE, "the rules have the Service", |_| {
                 let rules = rules(&sandbox);
