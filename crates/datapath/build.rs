@@ -3,6 +3,9 @@
 //!
 //! The compiler is not this build's own: `core` must be built for a target that no toolchain ships. `cargo xtask setup`
 //! finds or installs one and writes down where it is.
+//!
+//! Most unit tests need no programs. Where nothing is written down, a debug build goes on without programs and without
+//! the configuration value `has_programs`, by which the agent's main file refuses to be compiled.
 
 use std::{
     collections::HashMap,
@@ -24,6 +27,7 @@ const LEVEL: i32 = 22;
 /// Distance of repetitions, as a power of two: both sets are within it.
 const WINDOW_LOG: u32 = 19;
 const TARGET: &str = "bpfel-unknown-none";
+const MISSING: &str = "the eBPF programs need a toolchain of their own: run `cargo xtask setup` once";
 
 fn main() {
     if let Err(sentence) = run() {
@@ -39,7 +43,15 @@ fn run() -> Result<(), String> {
     for path in ["cproxy-ebpf/src", "cproxy-ebpf/Cargo.toml", "Cargo.lock"] {
         println!("cargo::rerun-if-changed={}", workspace.join(path).display());
     }
-    let toolchain = Toolchain::read()?;
+    println!("cargo::rustc-check-cfg=cfg(has_programs)");
+    let Some(toolchain) = Toolchain::read()? else {
+        if variable("PROFILE")? == "release" {
+            return Err(MISSING.to_owned());
+        }
+        println!("cargo::warning=built without the eBPF programs and without the tests of them; {MISSING}");
+        return Ok(());
+    };
+    println!("cargo::rustc-cfg=has_programs");
     // Each set is packed as the difference from the one before it.
     let mut before = Vec::new();
     for (feature, name) in SETS {
@@ -106,14 +118,16 @@ struct Toolchain {
 }
 
 impl Toolchain {
-    fn read() -> Result<Self, String> {
-        let path = cache_dir()?.join("ebpf-toolchain");
+    /// `None` where no setup has written one down.
+    fn read() -> Result<Option<Self>, String> {
+        for name in CACHE_VARIABLES {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+        let Some(path) = cache_dir().map(|cache| cache.join("ebpf-toolchain")) else { return Ok(None) };
         println!("cargo::rerun-if-changed={}", path.display());
-        println!("cargo::rerun-if-env-changed=CPROXY_CACHE_DIR");
-        let missing = "the eBPF programs need a toolchain of their own: run `cargo xtask setup` once";
-        let text = fs::read_to_string(&path).map_err(|_| missing.to_owned())?;
+        let Ok(text) = fs::read_to_string(&path) else { return Ok(None) };
         let values: HashMap<_, _> = text.lines().filter_map(|line| line.split_once('=')).collect();
-        let value = |key: &str| values.get(key).map(|value| (*value).to_owned()).ok_or_else(|| missing.to_owned());
+        let value = |key: &str| values.get(key).map(|value| (*value).to_owned()).ok_or_else(|| MISSING.to_owned());
         let found = Self {
             cargo: value("cargo")?,
             rustc: value("rustc")?,
@@ -121,7 +135,7 @@ impl Toolchain {
             is_stable: value("bootstrap")? == "1",
         };
         let all_exist = [&found.cargo, &found.rustc, &found.linker].iter().all(|path| Path::new(path).exists());
-        if all_exist { Ok(found) } else { Err(missing.to_owned()) }
+        if all_exist { Ok(Some(found)) } else { Err(MISSING.to_owned()) }
     }
 
     fn build(&self, workspace: &Path, target_dir: &Path, feature: &str) -> Result<(), String> {
@@ -188,13 +202,14 @@ impl Toolchain {
     }
 }
 
-/// Directory of `cargo xtask` for results that outlive a checkout.
-fn cache_dir() -> Result<PathBuf, String> {
-    let from = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    from("CPROXY_CACHE_DIR")
-        .or_else(|| from("XDG_CACHE_HOME").map(|dir| dir.join("cproxy")))
-        .or_else(|| from("HOME").map(|dir| dir.join(".cache/cproxy")))
-        .ok_or_else(|| "neither CPROXY_CACHE_DIR nor HOME is set".to_owned())
+/// Variables that move [`cache_dir`].
+const CACHE_VARIABLES: [&str; 3] = ["CPROXY_CACHE_DIR", "XDG_CACHE_HOME", "HOME"];
+
+/// Directory of `cargo xtask` for results that outlive a checkout, as xtask/src/paths.rs has it.
+fn cache_dir() -> Option<PathBuf> {
+    let [ours, xdg, home] =
+        CACHE_VARIABLES.map(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from));
+    ours.or_else(|| xdg.map(|dir| dir.join("cproxy"))).or_else(|| home.map(|dir| dir.join(".cache/cproxy")))
 }
 
 fn variable(name: &str) -> Result<String, String> {

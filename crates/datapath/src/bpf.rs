@@ -15,7 +15,7 @@ mod hook_times;
 mod install;
 mod kernel_btf;
 mod kernel_maps;
-#[cfg(test)]
+#[cfg(all(test, has_programs))]
 mod layout;
 mod map_spec;
 mod mapping;
@@ -55,7 +55,7 @@ pub use install::{InstallError, Loaded, Program, attached, install, try_load};
 pub use kernel_maps::KernelMaps;
 pub use memory_cgroup::leave_memory_cgroup;
 pub use neighbours::{CGROUPS_MAX, Neighbours, OtherProgram, missing_programs, neighbours};
-pub use object::ProgramSet;
+pub use object::{HAS_PROGRAMS, ProgramSet};
 pub use pins::{PinDir, PinError, PinLock};
 pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
 pub use process_cgroup::ProcessCgroup;

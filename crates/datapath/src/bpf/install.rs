@@ -28,7 +28,7 @@ use super::{
     handover,
     kernel_btf::loader_without_it,
     map_spec::RESIZABLE,
-    object::ProgramSet,
+    object::{HAS_PROGRAMS, ProgramSet},
     pins::{NEW, PinDir},
     probe::Features,
     resizable::ResizableMap,
@@ -84,6 +84,9 @@ pub enum InstallError {
     /// The resizable maps could not be created: there was no memory, descriptor or thread.
     #[error("cannot make the first maps: {0}")]
     FirstMaps(String),
+    /// The build has no programs.
+    #[error("this build has no eBPF programs: run `cargo xtask setup` once, then build again")]
+    NoPrograms,
     /// The object lacks a program or map: a broken build.
     #[error("the embedded object has no {0}: this build is broken")]
     Missing(&'static str),
@@ -289,6 +292,9 @@ pub(super) fn loader(features: Features) -> EbpfLoader<'static> {
 }
 
 pub(super) fn load_object(loader: &mut EbpfLoader<'_>, set: ProgramSet) -> Result<Ebpf, InstallError> {
+    if !HAS_PROGRAMS {
+        return Err(InstallError::NoPrograms);
+    }
     let object = set.object().ok_or(InstallError::Missing("readable programs"))?;
     loader.load(&object).map_err(|error| InstallError::Object(root_cause(&error)))
 }

@@ -3,6 +3,9 @@
 
 use zstd_safe::DCtx;
 
+/// Whether this build has the programs. Unit tests do without them where the toolchain for them is missing (`build.rs`).
+pub const HAS_PROGRAMS: bool = cfg!(has_programs);
+
 /// Set of the programs: one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramSet {
@@ -13,15 +16,19 @@ pub enum ProgramSet {
 }
 
 impl ProgramSet {
-    /// The packed object, built by `build.rs`: its length as four bytes, the lowest first, and a zstd frame.
+    /// The packed object, built by `build.rs`: its length as four bytes, the lowest first, and a zstd frame. Empty in a
+    /// build without programs.
     fn packed(self) -> &'static [u8] {
+        #[cfg(not(has_programs))]
+        return &[];
+        #[cfg(has_programs)]
         match self {
             Self::Plain => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-programs")),
             Self::Tracing => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-tracing-programs")),
         }
     }
 
-    /// The object; `None` in a broken build. It has 120 KB and more, and is in memory only while programs are loaded.
+    /// The object; `None` in a build that is broken or has none. It has 120 KB and more, and is in memory only while programs are loaded.
     pub(super) fn object(self) -> Option<Vec<u8>> {
         // The tracing set is packed as the difference from the plain one.
         let before = if self == Self::Tracing { Self::Plain.object()? } else { Vec::new() };
@@ -35,7 +42,7 @@ impl ProgramSet {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, has_programs))]
 mod tests {
     use super::*;
 
