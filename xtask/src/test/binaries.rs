@@ -133,11 +133,11 @@ mod tests {
 
     #[test]
     fn only_what_is_named_is_compiled() {
-        assert_eq!(lines(&["fuzz", "get"], &[]), ["test --no-run --workspace --test get"]);
+        assert_eq!(lines(&["fuzz", "live"], &[]), ["test --no-run --workspace --test live"]);
         assert_eq!(lines(&[], &["xtask"]), ["test --no-run --package xtask --tests"]);
         assert_eq!(lines(&[], &[SUITES_PACKAGE]), ["test --no-run --package cproxy-tests --lib --bins"]);
-        assert_eq!(lines(&["get"], &["xtask"]).len(), 2);
-        let [all] = lines(&["get"], &["xtask", "cproxy"]).try_into().unwrap();
+        assert_eq!(lines(&["live"], &["xtask"]).len(), 2);
+        let [all] = lines(&["live"], &["xtask", "cproxy"]).try_into().unwrap();
         assert!(all.starts_with("test --no-run --workspace --lib --bins --test allocations "), "{all}");
     }
 
@@ -152,8 +152,8 @@ mod tests {
         assert_eq!((live.suite.name, live.path_of("a::b").as_str()), ("cluster", "a::b"));
         let unit = binary_of(&message("bin", "xtask", true)).unwrap().unwrap();
         assert_eq!((unit.suite.name, unit.path_of("a::b").as_str()), ("unit", "xtask::a::b"));
-        let of_crate = binary_of(&message("test", "histories", true)).unwrap().unwrap();
-        assert_eq!((of_crate.suite.name, of_crate.path_of("a").as_str()), ("unit", "histories::a"));
+        let of_crate = binary_of(&message("test", "servers", true)).unwrap().unwrap();
+        assert_eq!((of_crate.suite.name, of_crate.path_of("a").as_str()), ("unit", "servers::a"));
         assert!(binary_of(&message("bin", "xtask", false)).unwrap().is_none());
         assert!(binary_of(&message("test", "in_no_suite", true)).is_err());
     }

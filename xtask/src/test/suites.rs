@@ -122,26 +122,12 @@ const CONTROL_PLANE: &[Need] = &[Need::ControlPlane];
 #[rustfmt::skip]
 pub(super) const SUITES: &[Suite] = &[
     suite(UNIT, SuiteKind::Unit, &[], &[all(TWO)], 10, 120),
-    suite("bad_input", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("bad_server", SuiteKind::Live, AGENT, &[], 5, 60),
-    suite("live", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("health", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("trace", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("settings", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("check", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("cgroups", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("stale", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("places", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("frontends", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("room", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("start", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("get", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("manifests", SuiteKind::Live, AGENT, &[
+    suite("live", SuiteKind::Live, AGENT, &[
         // Mounts of other tests wake every agent.
-        rule("at_rest", &[], Class::Exclusive),
-    ], 2, 60),
-    suite("other_users", SuiteKind::Live, AGENT, &[], 2, 60),
-    suite("privileges", SuiteKind::Live, &[Need::ShippedAgent], &[], 2, 60),
+        rule("manifests::at_rest", &[], Class::Exclusive),
+        // System calls depend on the allocator and the optimiser.
+        rule("privileges::", &[Need::ShippedAgent], ONE),
+    ], 2, 180),
     suite("matrix", SuiteKind::Live, AGENT, &[], 5, 60),
     suite("upgrade", SuiteKind::Live, OLDER, &[], 30, 120),
     suite("faults", SuiteKind::Live, OLDER, &[], 30, 120),
@@ -192,8 +178,7 @@ const SHOWN: [&str; 2] = ["scale", "budgets"];
 pub(super) const UNIT: &str = "unit";
 
 /// Integration tests of the crates, which are part of the suite `unit`.
-pub(super) const UNIT_BINARIES: &[&str] =
-    &["allocations", "api_server", "documents", "http2", "histories", "manual", "memory", "watches"];
+pub(super) const UNIT_BINARIES: &[&str] = &["allocations", "collection", "manual", "servers"];
 
 impl Suite {
     /// What a test needs.
