@@ -76,7 +76,9 @@ impl Older {
         cargo.current_dir(&source).env("CARGO_TARGET_DIR", &target);
         // Their size and speed do not matter.
         cargo.args(["build", "--locked", "--config", "profile.dev.debug=0"]);
-        self.programs.iter().for_each(|program| drop(cargo.args(["--package", program, "--bin", program])));
+        for program in self.programs {
+            cargo.args(["--package", program, "--bin", program]);
+        }
         for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
             cargo.env_remove(variable);
         }
