@@ -94,20 +94,21 @@ impl Lease {
 fn connect(sandbox: &Sandbox, netns: &Path) {
     let server = Netns::open(netns);
     let peer = format!("t{}", std::process::id());
-    sandbox.ip(&format!(
-        "link add api type veth peer name {peer} netns {}\n\
-         address add {NEAR} peer {FAR} dev api\n\
-         address add {NEAR_V6} peer {FAR_V6} dev api nodad\n\
-         link set api up\n",
-        server.path().display(),
-    ));
+    sandbox
+        .ip(&format!("link add api type veth peer name {peer} netns {}\nlink set api up\n", server.path().display()));
     let far = format!(
-        "address add {FAR} peer {NEAR} dev {peer}\n\
-         address add {FAR_V6} peer {NEAR_V6} dev {peer} nodad\n\
-         link set {peer} up\n"
+        "link set {peer} up\n\
+         address add {FAR}/30 dev {peer}\n\
+         address add {FAR_V6}/126 dev {peer} nodad\n"
     );
     server.run(|| sandbox.ip_here(&far));
-    sandbox.ip(&format!("route add {ADDRESS} via {FAR}\nroute add {ADDRESS_V6} via {FAR_V6}\n"));
+    // The kernel may not have noticed yet that the link is up at both ends.
+    sandbox.ip(&format!(
+        "address add {NEAR}/30 dev api\n\
+         address add {NEAR_V6}/126 dev api nodad\n\
+         route add {ADDRESS} via {FAR} dev api onlink\n\
+         route add {ADDRESS_V6} via {FAR_V6} dev api onlink\n"
+    ));
 }
 
 /// Serves a control plane to one test after the other, until a client asks it to end.
