@@ -1,6 +1,6 @@
 //! Watches case by case: what a client gets, where it may resume, and what is left out.
 
-#![expect(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "a failed assertion is a failed test")]
+#![expect(clippy::expect_used, clippy::indexing_slicing, reason = "a failed assertion is a failed test")]
 
 use std::{
     sync::Arc,

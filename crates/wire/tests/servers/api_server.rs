@@ -1,13 +1,7 @@
 //! Lists and watches of a misbehaving API server in memory, in simulated time: in the end the agent knows exactly what
 //! the server has, at a bounded cost.
 
-#![expect(
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "a failed assertion is a failed test"
-)]
+#![expect(clippy::unwrap_used, reason = "a failed assertion is a failed test")]
 
 use std::time::Duration;
 
