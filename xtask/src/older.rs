@@ -34,10 +34,24 @@ const OLDER: [Older; 2] = [
     Older { name: "0.2.0", commit: "45b905810f50a505a8994aff259690528dfee1e6", programs: &["cproxy", "cproxy-relay"] },
 ];
 
+/// Whether the cache has the programs.
+pub(crate) fn is_built() -> bool {
+    parent().is_ok_and(|parent| place(&parent).is_dir())
+}
+
+fn parent() -> Result<PathBuf> {
+    Ok(paths::cache()?.join("older-programs"))
+}
+
+/// The directory of these commits' programs.
+fn place(parent: &Path) -> PathBuf {
+    parent.join(OLDER.map(|older| older.commit.get(..12).unwrap_or(older.commit)).join("-"))
+}
+
 /// Builds the programs if the cache has not all of them. Returns the value of [`VARIABLE`].
 pub(crate) fn ensure() -> Result<String> {
-    let parent = paths::cache()?.join("older-programs");
-    let directory = parent.join(OLDER.map(|older| older.commit.get(..12).unwrap_or(older.commit)).join("-"));
+    let parent = parent()?;
+    let directory = place(&parent);
     if !directory.is_dir() {
         setup::for_building()?;
         run::report("older programs: building those of layout 6 and of 0.2.0, 4 minutes on two cores (once)");

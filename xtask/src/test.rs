@@ -43,7 +43,7 @@ use self::{
     times::Times,
 };
 use crate::{
-    fuzz, paths, run, setup,
+    fuzz, paths, setup,
     steps::{Step, Steps},
     sweep,
 };
@@ -290,7 +290,6 @@ impl<'a> Runner<'a> {
         let missing = products::set_up(&needs);
         let built = sender.clone();
         thread::spawn(move || {
-            run::lower_priority();
             // The receiver is gone when the tests have ended early.
             products::build(&needs, &missing, is_shipped, |product| drop(built.send(Event::Built(product))));
             drop(built.send(Event::AllBuilt));

@@ -5,6 +5,7 @@ use std::{
     env,
     path::{Path, PathBuf},
     process::Command,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -77,10 +78,13 @@ impl Products {
     }
 }
 
+/// A part of the setup, and the need that it is for.
+type Part = (Need, fn() -> Result<()>);
+
 /// What the tests of suites need in common. Packages are installed here; the rest is [`build`]'s.
 pub(super) fn set_up(needs: &BTreeSet<Need>) -> BTreeMap<Need, String> {
     let mut missing = BTreeMap::new();
-    let parts: [(Need, fn() -> Result<()>); 5] = [
+    let parts: [Part; 5] = [
         (Need::ControlPlane, setup::for_cluster),
         (Need::Guests, setup::for_guests),
         (Need::Images, setup::for_image_tests),
@@ -105,30 +109,51 @@ pub(super) fn check_machine() -> Result<()> {
 
 /// Builds what is needed, each as soon as possible, what most tests wait for first. `missing` are needs whose packages
 /// could not be installed. `is_shipped`: the agent and the relay of all tests are those of a release.
+///
+/// Go's programs are built beside cargo's: optimising a whole program keeps one processor busy for minutes.
 pub(super) fn build(
     needs: &BTreeSet<Need>,
     missing: &BTreeMap<Need, String>,
     is_shipped: bool,
-    mut done: impl FnMut(Product),
+    done: impl Fn(Product) + Clone + Send,
 ) {
-    let mut builder = Builder::default();
-    for &need in &order(needs, is_shipped) {
-        let start = Instant::now();
-        let variables = match missing.get(&need) {
-            Some(reason) => Err(reason.clone()),
-            None => into_built(builder.build(need, is_shipped)),
-        };
-        done(Product { need, variables, elapsed: start.elapsed() });
-    }
+    let (of_go, of_cargo): (Vec<Need>, Vec<Need>) =
+        order(needs, is_shipped).into_iter().partition(|need| need.is_of_go());
+    let build_all = |needs: Vec<Need>, done: &dyn Fn(Product)| {
+        let mut builder = Builder::default();
+        for need in needs {
+            let start = Instant::now();
+            let variables = match missing.get(&need) {
+                Some(reason) => Err(reason.clone()),
+                None => into_built(builder.build(need, is_shipped)),
+            };
+            done(Product { need, variables, elapsed: start.elapsed() });
+        }
+    };
+    let build_all = &build_all;
+    thread::scope(|scope| {
+        let go_done = done.clone();
+        scope.spawn(move || {
+            run::lower_priority();
+            build_all(of_go, &go_done);
+        });
+        run::lower_priority();
+        build_all(of_cargo, &done);
+    });
 }
 
-/// Needs in the order of building; the order of the type is that of the number of tests that wait.
+/// Needs in the order of building: the agent, what is there already, and then in the order of the type, which is that of
+/// the number of tests that wait.
 fn order(needs: &BTreeSet<Need>, is_shipped: bool) -> Vec<Need> {
     let mut order: Vec<Need> = needs.iter().copied().collect();
-    if is_shipped {
-        // The shipped ones are all that there are.
-        order.sort_by_key(|need| !matches!(need, Need::Agent | Need::ShippedAgent));
-    }
+    order.sort_by_key(|need| match need {
+        Need::Agent => 0,
+        // They are the same program then.
+        Need::ShippedAgent if is_shipped => 0,
+        Need::Programs | Need::Images => 1,
+        Need::OlderAgents if older::is_built() => 1,
+        _ => 2,
+    });
     order
 }
 

@@ -86,7 +86,7 @@ impl Selection {
     }
 
     /// The words that name no test of these, given by suite and path.
-    pub(super) fn unknown<'a>(&self, tests: &[(&str, &'a str)]) -> Vec<&str> {
+    pub(super) fn unknown(&self, tests: &[(&str, &str)]) -> Vec<&str> {
         let is_known = |word: &&Word| tests.iter().any(|(suite, path)| word.selects(suite, path));
         self.words.iter().filter(|word| !is_known(word)).map(|word| word.text.as_str()).collect()
     }

@@ -62,6 +62,11 @@ pub(super) enum Need {
 }
 
 impl Need {
+    /// Whether Go alone builds it.
+    pub(super) fn is_of_go(self) -> bool {
+        matches!(self, Self::ControlPlane | Self::Helm | Self::OldestControlPlane | Self::LatestPromtool)
+    }
+
     /// Its name for readers.
     pub(super) fn title(self) -> &'static str {
         match self {
