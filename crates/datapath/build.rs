@@ -11,9 +11,11 @@ use std::{
     collections::HashMap,
     env,
     fmt::Display,
-    fs,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
     process::{Command, exit},
+    time::SystemTime,
 };
 
 use object::build::elf::{Builder, SectionData};
@@ -49,7 +51,7 @@ fn run() -> Result<(), String> {
             return Err(MISSING.to_owned());
         }
         println!("cargo::warning=built without the eBPF programs and without the tests of them; {MISSING}");
-        return Ok(());
+        return wait_for_setup(workspace);
     };
     println!("cargo::rustc-cfg=has_programs");
     // Each set is packed as the difference from the one before it.
@@ -62,6 +64,21 @@ fn run() -> Result<(), String> {
         before = programs;
     }
     Ok(())
+}
+
+/// Lets the build run again once there is a toolchain. Cargo takes a missing file as changed each time and so cannot
+/// watch for the one that setup writes; it watches a file that setup removes.
+fn wait_for_setup(workspace: &Path) -> Result<(), String> {
+    let file = workspace.join("target/ebpf/without-toolchain");
+    println!("cargo::rerun-if-changed={}", file.display());
+    // Older than this build, or cargo would think it changed meanwhile.
+    let made = fs::create_dir_all(workspace.join("target/ebpf")).and_then(|()| File::create(&file));
+    let aged = made.and_then(|made| made.set_modified(SystemTime::UNIX_EPOCH));
+    match aged.map_err(|error| error.kind()) {
+        // In a checkout of another user, the build runs each time.
+        Ok(()) | Err(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => Ok(()),
+        Err(kind) => Err(format!("{}: {kind}", file.display())),
+    }
 }
 
 /// Builds a set, and returns its object.
@@ -124,8 +141,8 @@ impl Toolchain {
             println!("cargo::rerun-if-env-changed={name}");
         }
         let Some(path) = cache_dir().map(|cache| cache.join("ebpf-toolchain")) else { return Ok(None) };
-        println!("cargo::rerun-if-changed={}", path.display());
         let Ok(text) = fs::read_to_string(&path) else { return Ok(None) };
+        println!("cargo::rerun-if-changed={}", path.display());
         let values: HashMap<_, _> = text.lines().filter_map(|line| line.split_once('=')).collect();
         let value = |key: &str| values.get(key).map(|value| (*value).to_owned()).ok_or_else(|| MISSING.to_owned());
         let found = Self {

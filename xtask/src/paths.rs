@@ -50,6 +50,11 @@ pub(crate) fn toolchain_file() -> Result<PathBuf> {
     Ok(cache()?.join("ebpf-toolchain"))
 }
 
+/// The file that this build script makes where it has found none, and that it watches.
+pub(crate) fn missing_toolchain_file() -> PathBuf {
+    workspace().join("target/ebpf/without-toolchain")
+}
+
 /// The program `name` in `PATH`, or in the system directories that a plain user's `PATH` may lack.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();

@@ -3,7 +3,7 @@
 //! was found is written to a file that the agent's build script reads.
 
 use std::{
-    fs,
+    fs, io,
     path::Path,
     process::{self, Command},
 };
@@ -31,8 +31,18 @@ const ROUTES: [Route; 4] = [
     ("Debian's rustc, to be installed", debian_install),
 ];
 
-/// Makes sure that the toolchain is there and recorded.
+/// Makes sure that the toolchain is there and recorded, and that what was built without it is built again.
 pub(crate) fn ensure() -> Result<()> {
+    find_or_install()?;
+    match fs::remove_file(paths::missing_toolchain_file()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", paths::missing_toolchain_file().display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn find_or_install() -> Result<()> {
     let file = paths::toolchain_file()?;
     if let Some(name) = recorded(&file) {
         run::report(format!("eBPF toolchain: found {name} (recorded in {})", file.display()));

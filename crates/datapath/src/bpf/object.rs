@@ -3,7 +3,7 @@
 
 use zstd_safe::DCtx;
 
-/// Whether this build has the programs. Unit tests do without them where the toolchain for them is missing (`build.rs`).
+/// Whether this build has the programs. Unit tests do without them where their toolchain is missing (`build.rs`).
 pub const HAS_PROGRAMS: bool = cfg!(has_programs);
 
 /// Set of the programs: one object.
@@ -28,7 +28,8 @@ impl ProgramSet {
         }
     }
 
-    /// The object; `None` in a build that is broken or has none. It has 120 KB and more, and is in memory only while programs are loaded.
+    /// The object; `None` in a build that is broken or has none. It has 120 KB and more, and is in memory only while
+    /// programs are loaded.
     pub(super) fn object(self) -> Option<Vec<u8>> {
         // The tracing set is packed as the difference from the plain one.
         let before = if self == Self::Tracing { Self::Plain.object()? } else { Vec::new() };
