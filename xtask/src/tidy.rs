@@ -3,6 +3,7 @@
 mod commands;
 pub(crate) mod links;
 mod text;
+mod workflows;
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::CommandFactory as _;
 
-use crate::{paths, run};
+use crate::{paths, run, test::suites};
 
 /// Words that no source file may have, in two parts so that this file keeps its own rule.
 const FORBIDDEN: [(&str, &str); 3] = [("to", "do!("), ("unimple", "mented!("), ("#[ig", "nore")];
@@ -55,6 +56,8 @@ pub(crate) fn check() -> Result<()> {
     };
     breaches.extend(lock_breaches(&lock("Cargo.lock")?, &lock("fuzz/Cargo.lock")?));
     breaches.extend(decision_breaches(&decisions(&root)?));
+    let suites: Vec<&str> = suites::names().collect();
+    breaches.extend(workflows::breaches(&workflows::read(&root)?, &known.xtask, &suites));
     let tests = tests(&files)?;
     for name in PROMISES {
         let page = root.join(name);
