@@ -15,7 +15,8 @@ mod hook_times;
 mod install;
 mod kernel_btf;
 mod kernel_maps;
-#[cfg(all(test, has_programs))]
+#[cfg(test)]
+#[cfg(has_programs)]
 mod layout;
 mod map_spec;
 mod mapping;

@@ -43,7 +43,8 @@ impl ProgramSet {
     }
 }
 
-#[cfg(all(test, has_programs))]
+#[cfg(test)]
+#[cfg(has_programs)]
 mod tests {
     use super::*;
 
