@@ -107,8 +107,8 @@ impl<'s> ControlPlane<'s> {
         Self::start_with(sandbox, &[])
     }
 
-    /// A control plane without objects that other tests have used, for tests that need its API alone: its servers can be
-    /// neither ended nor changed. Where there is none to share, one is started.
+    /// A control plane without objects that other tests have used, for tests that need its API alone: its servers can
+    /// be neither ended nor changed. Where there is none to share, one is started.
     ///
     /// # Panics
     /// As [`ControlPlane::start`].

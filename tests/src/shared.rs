@@ -1,10 +1,10 @@
 //! Control planes that many tests use, one after the other. Starting one takes both processors for seconds, and most
 //! tests only need its API.
 //!
-//! A server process has a control plane in a sandbox of its own. A test takes it with a connection to a unix socket, and
-//! gives it back when the connection ends, also by being killed. The server then makes etcd's content what it was at
-//! the start, key by key, and checks that. Tests reach it over a link between the network namespaces, at the address of
-//! a control plane of their own. `cargo xtask test` starts and ends the servers, which share one socket.
+//! A server process has a control plane in a sandbox of its own. A test takes it with a connection to a unix socket,
+//! and gives it back when the connection ends, also by being killed. The server then makes etcd's content what it was
+//! at the start, key by key, and checks that. Tests reach it over a link between the network namespaces, at the address
+//! of a control plane of their own. `cargo xtask test` starts and ends the servers, which share one socket.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +26,7 @@ use crate::{
 /// Variable with the path of the socket.
 const VARIABLE: &str = "CPROXY_SHARED_CONTROL_PLANES";
 
-/// What a client of the socket wants: the control plane, or the server's end.
+/// Requests of a client of the socket: for the control plane, and for the server's end.
 const TAKE: &str = "take";
 const END: &str = "end";
 
@@ -138,7 +138,7 @@ pub fn end(socket: &Path) -> io::Result<()> {
 /// Why a server serves no more.
 enum Ended {
     Asked,
-    /// What a test has left could not be removed.
+    /// Remains of a test could not be removed.
     Unclean(String),
 }
 

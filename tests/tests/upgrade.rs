@@ -1,6 +1,6 @@
-//! Upgrades from older agents, with the real agents of an older table layout and of the last release: no call fails, and
-//! no socket loses its name, whatever call of the new agent fails or is its last. Commands and agents of two versions
-//! understand each other.
+//! Upgrades from older agents, with the real agents of an older table layout and of the last release: no call fails,
+//! and no socket loses its name, whatever call of the new agent fails or is its last. Commands and agents of two
+//! versions understand each other.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed call is a failed test")]
 

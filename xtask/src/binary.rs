@@ -119,17 +119,24 @@ impl Program {
         self.finish(target)
     }
 
-    /// Strips what cargo has built, and checks it.
-    fn finish(&self, target: Architecture) -> Result<Binary> {
+    /// The files of the program, whether they are built or not.
+    pub(crate) fn binary(&self, target: Architecture) -> Binary {
         let with_symbols = paths::target().join(target.triple()).join(self.profile).join(self.name);
         let dist = paths::target().join("dist");
         let shipped = if target.is_of_host() { dist } else { dist.join(target.name()) }.join(self.name);
         let debug = shipped.with_extension("debug");
-        if !is_newer(&shipped, &with_symbols) || !debug.exists() {
-            split(target, &with_symbols, &shipped, &debug)?;
+        Binary { shipped, with_symbols, debug }
+    }
+
+    /// Strips what cargo has built, and checks it.
+    fn finish(&self, target: Architecture) -> Result<Binary> {
+        let binary = self.binary(target);
+        let Binary { shipped, with_symbols, debug } = &binary;
+        if !is_newer(shipped, with_symbols) || !debug.exists() {
+            split(target, with_symbols, shipped, debug)?;
         }
-        self.check(&shipped, target)?;
-        Ok(Binary { shipped, with_symbols, debug })
+        self.check(shipped, target)?;
+        Ok(binary)
     }
 
     /// Naming the target, although it may be the host, keeps the flags from build scripts and procedural macros, which

@@ -11,7 +11,10 @@ use object::{
     read::elf::{ElfFile64, ElfSymbol64, FileHeader as _, SectionHeader as _},
 };
 
-use crate::binary::{AGENT, Binary, Program, RELAY};
+use crate::{
+    architecture::Architecture,
+    binary::{AGENT, Binary, Program, RELAY},
+};
 
 type Header = FileHeader64<LittleEndian>;
 type Elf<'data> = ElfFile64<'data, LittleEndian>;
@@ -21,15 +24,16 @@ const SHOWN: usize = 30;
 /// Options of `size`.
 #[derive(Args)]
 pub(crate) struct SizeArguments {
-    /// Only fails if a program is larger than promised
-    #[arg(long)]
-    check: bool,
+    /// As `cargo xtask test` does: the programs are built, and fail if they are larger than promised
+    #[arg(long, hide = true)]
+    as_test: bool,
 }
 
 /// Builds the programs and prints the tables.
 pub(crate) fn run(arguments: &SizeArguments) -> Result<()> {
-    if arguments.check {
-        return [AGENT, RELAY].iter().try_for_each(|program| check(program, &program.build()?));
+    if arguments.as_test {
+        let host = Architecture::of_host()?;
+        return [AGENT, RELAY].iter().try_for_each(|program| check(program, &program.binary(host)));
     }
     tables()
 }
@@ -255,7 +259,7 @@ fn leading_crate(symbol: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use object::{Architecture, BinaryFormat, Endianness, SymbolFlags, SymbolKind, SymbolScope, write};
+    use object::{BinaryFormat, Endianness, SymbolFlags, SymbolKind, SymbolScope, write};
 
     use super::*;
 
@@ -275,7 +279,7 @@ mod tests {
 
     /// An object file with sections of so many bytes, each with a symbol of the same size and of the name beside it.
     fn object_file(sections: &[(&str, SectionKind, &str, u64)]) -> Vec<u8> {
-        let mut file = write::Object::new(BinaryFormat::Elf, Architecture::X86_64, Endianness::Little);
+        let mut file = write::Object::new(BinaryFormat::Elf, object::Architecture::X86_64, Endianness::Little);
         for &(section, kind, symbol, bytes) in sections {
             let section = file.add_section(Vec::new(), section.into(), kind);
             match kind {
@@ -340,7 +344,7 @@ mod tests {
     fn the_object_in_the_file_is_found() {
         let object =
             |architecture| write::Object::new(BinaryFormat::Elf, architecture, Endianness::Little).write().unwrap();
-        let (other, programs) = (object(Architecture::X86_64), object(Architecture::Bpf));
+        let (other, programs) = (object(object::Architecture::X86_64), object(object::Architecture::Bpf));
         let image = [&*other, &[0; 7], &*programs, &[0; 9]].concat();
         assert_eq!(embedded_object(&image), programs.len() as u64);
         assert_eq!(embedded_object(&other), 0);

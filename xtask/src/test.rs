@@ -160,7 +160,7 @@ struct Test {
     program: Program,
 }
 
-/// What a test starts.
+/// The program of a test.
 #[derive(Clone)]
 enum Program {
     One(TestBinary, String),
@@ -241,14 +241,14 @@ fn commands(targets: &Targets) -> Vec<(&'static Suite, &'static str, Vec<&'stati
                 let command = |target| (suite, target, vec!["fuzz", target, "--as-test"]);
                 commands.extend(fuzz::targets().map(command));
             }
-            SuiteKind::Size => commands.push((suite, "limits", vec!["size", "--check"])),
+            SuiteKind::Size => commands.push((suite, "limits", vec!["size", "--as-test"])),
             SuiteKind::Unit | SuiteKind::Live => {}
         }
     }
     commands
 }
 
-/// What the runner waits for.
+/// An event that the runner waits for.
 enum Event {
     Built(Product),
     AllBuilt,

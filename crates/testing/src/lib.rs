@@ -1,4 +1,4 @@
-//! What unit tests, fuzz targets and suites share. No program is built with it.
+//! Code that unit tests, fuzz targets and suites share. No program is built with it.
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "whatever is not as expected is a failed test")]
 

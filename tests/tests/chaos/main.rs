@@ -1,16 +1,15 @@
 //! Chaos: a workload that checks every answer, and a random script of changes and faults. Nothing may fail but what a
 //! fault itself takes away, and after each step the table must be what the objects give.
 //!
-//! Two tests follow manifests and have no faults but the ends of agents: one makes every change of [`objects`] without a
-//! pause of the workload, the other upgrades from each older agent. The third has a real control plane. An episode of it
-//! begins with an older agent, which the present one replaces under load. Its script then has every fault of [`script`]
-//! of the agent, the API server and the machine at least once, some of them at once. The workload is the storm of the
-//! library and, with a control plane, connections that live until their backends go ([`long`]), and resolvers
-//! ([`resolver`]).
+//! Two tests follow manifests and have no faults but the ends of agents: one makes every change of [`objects`] without
+//! a pause of the workload, the other upgrades from each older agent. The third has a real control plane. An episode of
+//! it begins with an older agent, which the present one replaces under load. Its script then has every fault of
+//! [`script`] of the agent, the API server and the machine at least once, some of them at once. The workload is the
+//! storm of the library and, with a control plane, connections that live until their backends go ([`long`]), and
+//! resolvers ([`resolver`]).
 //!
-//! A failure prints its seed; `CPROXY_SEED` repeats the same script. `CPROXY_SOAK=1` makes twenty times as many connects
-//! and five times as many changes, 40 upgrades from each older agent, and plays episodes for an hour. Run with
-//! `--test-threads=1`: a cgroup is the whole process's.
+//! A failure prints its seed; `CPROXY_SEED` repeats the same script. `CPROXY_SOAK=1` makes twenty times as many
+//! connects and five times as many changes, 40 upgrades from each older agent, and plays episodes for an hour.
 
 #![expect(
     clippy::expect_used,

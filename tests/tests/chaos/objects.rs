@@ -184,8 +184,8 @@ impl<'s> Objects<'s> {
         self.shift(source, service, random);
     }
 
-    /// Lets other Services claim the addresses. The names decide which claim comes first, so the heir is in force either
-    /// at once or when the other Service goes.
+    /// Lets other Services claim the addresses. The names decide which claim comes first, so the heir is in force at
+    /// once or when the other Service goes.
     fn inherit(&mut self, source: &Source<'_>, services: &[usize]) {
         let heir = |service: usize| format!("heir-{service}");
         let objects = |objects: &Self, service: usize| {

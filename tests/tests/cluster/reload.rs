@@ -15,7 +15,7 @@ use crate::{
 #[test]
 fn a_hangup_moves_the_watches_to_another_address_without_a_gap() {
     let sandbox = Sandbox::for_test();
-    let cluster = Cluster::shared(&sandbox);
+    let cluster = Cluster::start(&sandbox);
     let file = sandbox.dir().join("cproxy.conf");
     let set = |addresses: &str| fs::write(&file, format!("apiserver = {addresses}\n")).unwrap();
     // There is no such host.

@@ -31,7 +31,7 @@ pub(super) struct TestBinary {
 /// Compiles as much for all tests as possible before the toolchain is set up.
 pub(super) fn compile_ahead() -> Command {
     let mut command = run::cargo();
-    command.args(["build", "--workspace", "--tests", "--keep-going"]);
+    command.args(["build", "--workspace", "--tests", "--keep-going"]).env("CPROXY_PROGRAMS_REQUIRED", "1");
     command
 }
 

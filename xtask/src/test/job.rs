@@ -36,7 +36,7 @@ pub(super) struct Ended {
     pub(super) note: Option<String>,
 }
 
-/// What a process is to do.
+/// The task of a process.
 pub(super) enum Work {
     /// One test.
     Test(String),

@@ -81,7 +81,7 @@ impl Products {
 /// A part of the setup, and the need that it is for.
 type Part = (Need, fn() -> Result<()>);
 
-/// What the tests of suites need in common. Packages are installed here; the rest is [`build`]'s.
+/// Installs the packages that tests need. Returns the needs whose packages could not be installed, and why.
 pub(super) fn set_up(needs: &BTreeSet<Need>) -> BTreeMap<Need, String> {
     let mut missing = BTreeMap::new();
     let parts: [Part; 5] = [
@@ -142,8 +142,8 @@ pub(super) fn build(
     });
 }
 
-/// Needs in the order of building: the agent, what is there already, and then in the order of the type, which is that of
-/// the number of tests that wait.
+/// Needs in the order of building: the agent, what is there already, and then in the order of the type, which is that
+/// of the number of tests that wait.
 fn order(needs: &BTreeSet<Need>, is_shipped: bool) -> Vec<Need> {
     let mut order: Vec<Need> = needs.iter().copied().collect();
     order.sort_by_key(|need| match need {

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_is_taken_out() {
+    fn tests_that_cannot_run_are_taken_out() {
         let mut queue = queue(&[("a", ONE, 9.0), ("b", ONE, 5.0)]);
         assert_eq!(queue.remove(|test| *test == "a"), ["a"]);
         assert_eq!(queue.next(ready, true), Some(("b", ONE)));

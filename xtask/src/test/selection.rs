@@ -26,7 +26,7 @@ const SOAK: &str = "soak";
 /// The suite whose long tests `cargo xtask vm test` runs, since they need other kernels.
 const GUESTS: &str = "guests";
 
-/// What can be named without compiling anything: suites, and packages of unit tests.
+/// A suite, or a package of unit tests: names that are known without compiling anything.
 struct Source {
     /// The suite's or the package's name.
     name: String,
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(targets.packages.into_iter().collect::<Vec<_>>(), ["xtask"]);
         assert!(targets.suites.is_empty());
         assert!(selection.names(UNIT, "xtask::test::queue::tests::exclusive_tests_are_alone_and_last"));
-        assert!(!selection.names(UNIT, "xtask::test::queue::tests::what_cannot_run_is_taken_out"));
+        assert!(!selection.names(UNIT, "xtask::test::queue::tests::tests_that_cannot_run_are_taken_out"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ pub(crate) struct Suite {
     /// Its name on the command line; that of the test binary, if it is one.
     pub(crate) name: &'static str,
     pub(super) kind: SuiteKind,
-    /// What all its tests need besides a compiler.
+    /// Needs of all its tests besides a compiler.
     needs: &'static [Need],
     /// Tests that differ from the others; the first rule that fits counts.
     rules: &'static [Rule],
@@ -186,7 +186,7 @@ pub(super) const UNIT: &str = "unit";
 pub(super) const UNIT_BINARIES: &[&str] = &["allocations", "collection", "manual", "servers"];
 
 impl Suite {
-    /// What a test needs.
+    /// The needs of a test.
     pub(super) fn needs_of(&self, test: &str) -> Vec<Need> {
         let more = self.rule_of(test).map_or(&[][..], |rule| rule.needs);
         self.needs.iter().chain(more).copied().collect()
