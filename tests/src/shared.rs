@@ -84,7 +84,7 @@ impl Lease {
         let (connection, answer) = take().unwrap_or_else(|error| panic!("cannot use {}: {error}", socket.display()));
         let answer: Value = serde_json::from_str(&answer)
             .unwrap_or_else(|error| panic!("a server of control planes answers {answer:?}: {error}"));
-        let text = |name: &str| PathBuf::from(answer[name].as_str().unwrap_or_default());
+        let text = |name: &str| PathBuf::from(text(&answer, name));
         connect(sandbox, &text("netns"));
         Some(Self { credentials: text("credentials"), _connection: connection })
     }
@@ -216,10 +216,14 @@ impl<'s> Shared<'s> {
 fn content() -> io::Result<BTreeMap<String, String>> {
     let range = json!({"key": base64(FIRST_KEY.as_bytes()), "range_end": base64(LAST_KEY.as_bytes())});
     let answer = ask_etcd("range", &range)?;
-    let text = |entry: &Value, name: &str| entry[name].as_str().unwrap_or_default().to_owned();
-    let entries = answer["kvs"].as_array().into_iter().flatten();
-    let content = entries.map(|entry| (text(entry, "key"), text(entry, "value")));
+    let entries = answer.get("kvs").and_then(Value::as_array).into_iter().flatten();
+    let content = entries.map(|entry| (text(entry, "key").to_owned(), text(entry, "value").to_owned()));
     Ok(content.filter(|(key, _)| !is_restless(key)).collect())
+}
+
+/// A field that is text; empty if there is none.
+fn text<'v>(value: &'v Value, name: &str) -> &'v str {
+    value.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// Whether a key in base64 may change by itself. Three characters are two and a quarter bytes: whole triples compare.
