@@ -215,6 +215,10 @@ fn find(binaries: &[TestBinary], targets: &Targets, selection: &Selection) -> Re
         class: suite.class_of(name),
         program: Program::Xtask(arguments),
     }));
+    if !selection.is_long() {
+        // The others take Debian's.
+        tests.iter_mut().for_each(|test| test.needs.retain(|need| *need != Need::LatestPromtool));
+    }
     let hint = if is_some_long { ": they take long, and run only with --long or --soak" } else { "" };
     ensure!(!tests.is_empty(), "none of these tests can run{hint}");
     Ok(tests)

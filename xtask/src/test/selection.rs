@@ -85,6 +85,11 @@ impl Selection {
         self.words.is_empty()
     }
 
+    /// Whether tests that take long run, too.
+    pub(super) fn is_long(&self) -> bool {
+        self.is_long
+    }
+
     /// The words that name no test of these, given by suite and path.
     pub(super) fn unknown(&self, tests: &[(&str, &str)]) -> Vec<&str> {
         let is_known = |word: &&Word| tests.iter().any(|(suite, path)| word.selects(suite, path));
