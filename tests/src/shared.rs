@@ -30,11 +30,11 @@ const VARIABLE: &str = "CPROXY_SHARED_CONTROL_PLANES";
 const TAKE: &str = "take";
 const END: &str = "end";
 
-/// Addresses of the link's ends: that of the test, and that of the server.
-const NEAR: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
-const FAR: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
-const NEAR_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 1);
-const FAR_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 2);
+/// Addresses of the link's ends, that of the test and that of the server: no test uses these ranges.
+const NEAR: Ipv4Addr = Ipv4Addr::new(100, 127, 255, 1);
+const FAR: Ipv4Addr = Ipv4Addr::new(100, 127, 255, 2);
+const NEAR_V6: Ipv6Addr = Ipv6Addr::new(0xfdcb, 0, 0, 1, 0, 0, 0, 1);
+const FAR_V6: Ipv6Addr = Ipv6Addr::new(0xfdcb, 0, 0, 1, 0, 0, 0, 2);
 
 /// All keys of the API server in etcd: from this one to the one before [`LAST_KEY`].
 const FIRST_KEY: &str = "/registry/";

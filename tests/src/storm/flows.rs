@@ -50,6 +50,9 @@ struct Flow {
     service: usize,
     /// The last backend, and the time before the question to it.
     last: Option<(Backend, Instant)>,
+    /// The last backend before there was no Service. The socket remembers it, and goes on with it if it still serves,
+    /// also if no other flow may begin there.
+    remembered: Option<Backend>,
 }
 
 impl Flows {
@@ -60,7 +63,8 @@ impl Flows {
         let all: Vec<_> = forms.iter().flat_map(|form| (0..SERVICES).map(|service| (*form, service))).collect();
         let mut flows = random.shuffled(&all);
         flows.truncate(1 + random.below(all.len()));
-        let flows = flows.into_iter().map(|(form, service)| Flow { form, service, last: None }).collect();
+        let flows =
+            flows.into_iter().map(|(form, service)| Flow { form, service, last: None, remembered: None }).collect();
         Ok(Self { socket, flows, loner: forms[0].address(backend(LONER), UDP_PORTS[0]), questions: 0 })
     }
 
@@ -115,7 +119,13 @@ impl Flow {
             Outcome::Reached(backend) => Some((backend, period.from)),
             _ => None,
         };
-        let step = match std::mem::replace(&mut self.last, reached) {
+        let before = std::mem::replace(&mut self.last, reached);
+        if let Some((backend, _)) = before {
+            self.remembered = Some(backend);
+        }
+        let is_remembered = self.remembered.is_some_and(|backend| outcome == Outcome::Reached(backend));
+        let step = match before {
+            None if is_remembered && history.may_stay(self.service, period, outcome) => Ok(Step::Began),
             None => history.check_new(self.service, period, outcome).map(|()| Step::Began),
             Some(last) => history
                 .check_flow(self.service, last, period, outcome)

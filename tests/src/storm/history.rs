@@ -92,6 +92,12 @@ impl History {
         self.in_force(service, period, |epochs| epochs.iter().all(|epoch| epoch.serves(backend)))
     }
 
+    /// Whether a set in force during the call still serves the backend of flows from before.
+    pub(crate) fn may_stay(&self, service: usize, period: Period, outcome: Outcome) -> bool {
+        let serves = |epoch: &Epoch| matches!(outcome, Outcome::Reached(backend) if epoch.serves(backend));
+        self.in_force(service, period, |epochs| epochs.iter().any(serves))
+    }
+
     /// Fails if a flow, which reached `last` at the given time, has not stayed there although it could, or stays
     /// although it may not. Returns whether it has stayed.
     pub(crate) fn check_flow(
@@ -102,10 +108,11 @@ impl History {
         outcome: Outcome,
     ) -> Result<bool, String> {
         if outcome == Outcome::Reached(last) {
-            return self.in_force(service, period, |epochs| {
-                let is_served = epochs.iter().any(|epoch| epoch.serves(last));
-                if is_served { Ok(true) } else { Err(format!("stays with {last:?}, in force were {epochs:?}")) }
-            });
+            return match self.may_stay(service, period, outcome) {
+                true => Ok(true),
+                false => self
+                    .in_force(service, period, |epochs| Err(format!("stays with {last:?}, in force were {epochs:?}"))),
+            };
         }
         self.check_new(service, period, outcome)?;
         self.in_force(service, Period { from: since, ..period }, |epochs| {
