@@ -332,6 +332,10 @@ impl<'a> Runner<'a> {
             None => Readiness::Pending,
         };
         let Some((test, class)) = self.queue.next(readiness, self.is_all_built) else { return Ok(false) };
+        if class == Class::Exclusive {
+            // Their servers have work to do, even if no test uses them.
+            self.shared = None;
+        }
         let variables = self.products.variables(&test.needs).context("a test that is not ready")?;
         let mut command = test.command(&variables.map_err(|reason| anyhow!("{reason}"))?)?;
         if self.arguments.soak {
