@@ -126,27 +126,27 @@ const CONTROL_PLANE: &[Need] = &[Need::ControlPlane];
 
 #[rustfmt::skip]
 pub(super) const SUITES: &[Suite] = &[
-    suite(UNIT, SuiteKind::Unit, &[], &[all(TWO)], 10, 120),
+    suite(UNIT, SuiteKind::Unit, &[], &[all(TWO)], 10, 200),
     suite("live", SuiteKind::Live, AGENT, &[
         // Mounts of other tests wake every agent.
         rule("manifests::at_rest", &[], Class::Exclusive),
         // System calls depend on the allocator and the optimiser.
         rule("privileges::", &[Need::ShippedAgent], ONE),
-    ], 2, 180),
-    suite("matrix", SuiteKind::Live, AGENT, &[], 5, 60),
-    suite("upgrade", SuiteKind::Live, OLDER, &[], 30, 120),
-    suite("faults", SuiteKind::Live, OLDER, &[], 30, 120),
-    suite("programs", SuiteKind::Live, &[Need::Agent, Need::Programs], &[], 20, 120),
+    ], 2, 90),
+    suite("matrix", SuiteKind::Live, AGENT, &[], 5, 30),
+    suite("upgrade", SuiteKind::Live, OLDER, &[], 30, 30),
+    suite("faults", SuiteKind::Live, OLDER, &[], 30, 50),
+    suite("programs", SuiteKind::Live, &[Need::Agent, Need::Programs], &[], 20, 50),
     suite("metrics", SuiteKind::Live, &[Need::Agent, Need::Programs, Need::LatestPromtool], &[
         // The kernel's statistics of programs are switched on and off.
         rule("scrape::the_time_of_the_programs", &[], Class::Exclusive),
         rule("monitoring::each_panel", CONTROL_PLANE, Class::Exclusive),
         rule("health::", CONTROL_PLANE, ONE),
-    ], 10, 120),
-    suite("images", SuiteKind::Live, &[Need::ShippedAgent, Need::ShippedRelay, Need::Images], &[], 20, 120),
-    suite("harness", SuiteKind::Live, AGENT, &[rule("the_control_plane_is_real", CONTROL_PLANE, ONE)], 2, 60),
-    suite("diagnosis", SuiteKind::Live, AGENT, &[rule("source::", CONTROL_PLANE, ONE)], 5, 120),
-    suite("guests", SuiteKind::Live, &[Need::ShippedAgent, Need::ShippedRelay, Need::Guests], &[], 30, 120),
+    ], 10, 50),
+    suite("images", SuiteKind::Live, &[Need::ShippedAgent, Need::ShippedRelay, Need::Images], &[], 20, 50),
+    suite("harness", SuiteKind::Live, AGENT, &[rule("the_control_plane_is_real", CONTROL_PLANE, ONE)], 2, 20),
+    suite("diagnosis", SuiteKind::Live, AGENT, &[rule("source::", CONTROL_PLANE, ONE)], 5, 30),
+    suite("guests", SuiteKind::Live, &[Need::ShippedAgent, Need::ShippedRelay, Need::Guests], &[], 30, 420),
     suite("packages", SuiteKind::Live, &[Need::ShippedAgent, Need::ShippedRelay, Need::OlderAgents, Need::Packages],
         &[], 20, 120),
     suite("fleet", SuiteKind::Live, &[Need::ShippedAgent, Need::ShippedRelay, Need::ControlPlane, Need::Guests,
@@ -154,13 +154,13 @@ pub(super) const SUITES: &[Suite] = &[
     suite("cluster", SuiteKind::Live, CLUSTER, &[
         rule("helm::", &[Need::Helm], ONE),
         rule("long::", &[Need::OldestControlPlane], ONE),
-    ], 15, 300),
-    suite("chaos", SuiteKind::Live, OLDER, &[rule("nothing_fails_but", CONTROL_PLANE, TWO), all(TWO)], 120, 300),
-    suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 60),
-    suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 120),
-    suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 300),
-    suite("scale", SuiteKind::Live, &[Need::ShippedAgent], &[all(Class::Exclusive)], 10, 120),
-    suite("budgets", SuiteKind::Live, &[Need::ShippedAgent, Need::ControlPlane], &[all(Class::Exclusive)], 10, 120),
+    ], 15, 480),
+    suite("chaos", SuiteKind::Live, OLDER, &[rule("nothing_fails_but", CONTROL_PLANE, TWO), all(TWO)], 120, 260),
+    suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 20),
+    suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 100),
+    suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 130),
+    suite("scale", SuiteKind::Live, &[Need::ShippedAgent], &[all(Class::Exclusive)], 10, 220),
+    suite("budgets", SuiteKind::Live, &[Need::ShippedAgent, Need::ControlPlane], &[all(Class::Exclusive)], 10, 170),
     suite("fuzz", SuiteKind::Fuzz, &[Need::Fuzzer], &[], 5, 90),
     suite("size", SuiteKind::Size, &[Need::ShippedAgent, Need::ShippedRelay], &[], 0, 5),
 ];
