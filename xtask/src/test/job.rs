@@ -175,7 +175,7 @@ mod tests {
 
     fn shell(script: &str, work: &Work, limit: Option<Duration>) -> Ended {
         let mut command = Command::new("/bin/sh");
-        // What the work adds becomes the script's own parameters.
+        // The arguments of the work become the script's own parameters.
         command.args(["-c", script, "sh"]);
         let name = format!("xtask::job::{}", script.len());
         run(&mut command, work, &name, limit).unwrap()
