@@ -9,7 +9,7 @@ use std::{
         fd::OwnedFd,
         unix::net::{UnixListener, UnixStream},
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{self, Child, Command},
 };
 
@@ -29,7 +29,8 @@ const TESTS_MIN: usize = 6;
 
 /// The socket, and the servers once the control plane is built.
 pub(super) struct SharedControlPlanes {
-    socket: PathBuf,
+    /// The socket's directory, whose name a later run sweeps if this one is killed.
+    directory: PathBuf,
     servers: Vec<Child>,
 }
 
@@ -37,15 +38,20 @@ impl SharedControlPlanes {
     /// Wanted if many tests have these needs.
     pub(super) fn wanted(needs: &[&[Need]]) -> Option<Self> {
         let number = needs.iter().filter(|needs| needs.contains(&Need::ControlPlane)).count();
-        let socket = env::temp_dir().join(format!("cproxy-control-planes-{}", process::id()));
-        (number >= TESTS_MIN).then(|| Self { socket, servers: Vec::new() })
+        let directory = env::temp_dir().join(format!("cproxy-test-{}-control-planes", process::id()));
+        (number >= TESTS_MIN).then(|| Self { directory, servers: Vec::new() })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join("socket")
     }
 
     /// Starts the servers after the product that they need.
     pub(super) fn start_after(&mut self, product: &Product) -> Result<()> {
         let (Need::ControlPlane, Ok(variables)) = (product.need, &product.variables) else { return Ok(()) };
-        let listener =
-            UnixListener::bind(&self.socket).with_context(|| format!("binding {}", self.socket.display()))?;
+        fs::create_dir(&self.directory).with_context(|| format!("creating {}", self.directory.display()))?;
+        let socket = self.socket();
+        let listener = UnixListener::bind(&socket).with_context(|| format!("binding {}", socket.display()))?;
         let listener = OwnedFd::from(listener);
         for number in 0..SERVERS {
             let mut command = Command::new(paths::target().join("debug/shared-control-plane"));
@@ -61,15 +67,15 @@ impl SharedControlPlanes {
     }
 
     /// The variable for a test with these needs.
-    pub(super) fn variable(&self, needs: &[Need]) -> Option<(&'static OsStr, &Path)> {
+    pub(super) fn variable(&self, needs: &[Need]) -> Option<(&'static OsStr, PathBuf)> {
         let is_used = !self.servers.is_empty() && needs.contains(&Need::ControlPlane);
-        is_used.then(|| (OsStr::new(VARIABLE), self.socket.as_path()))
+        is_used.then(|| (OsStr::new(VARIABLE), self.socket()))
     }
 
     fn end(&mut self) {
         for _ in &self.servers {
             // Each takes one request and ends.
-            let asked = UnixStream::connect(&self.socket).and_then(|mut stream| writeln!(stream, "end"));
+            let asked = UnixStream::connect(self.socket()).and_then(|mut stream| writeln!(stream, "end"));
             if let Err(error) = asked {
                 run::report(format!("a server of control planes does not answer: {error}"));
             }
@@ -77,7 +83,7 @@ impl SharedControlPlanes {
         for server in &mut self.servers {
             server.wait().ok();
         }
-        fs::remove_file(&self.socket).ok();
+        fs::remove_dir_all(&self.directory).ok();
     }
 }
 
