@@ -3,17 +3,23 @@
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::Duration,
 };
 
 pub use crate::server::Server;
 use crate::{
+    Done,
     sandbox::{Netns, Sandbox},
     server::Signals,
 };
 
 /// Timeout of the clients in this module.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pause between the connections of [`while_a_client_connects`]: a thousand a second are enough to meet any gap.
+const CONNECT_PAUSE: Duration = Duration::from_millis(1);
 
 /// Greets every TCP connection to `address` with two lines, `name` and the client's address as the server sees it, and
 /// then echoes all data until the client closes.
@@ -103,6 +109,35 @@ pub fn ping_tcp(mut stream: &TcpStream, message: &str) -> io::Result<()> {
     let mut answer = vec![0; message.len()];
     stream.read_exact(&mut answer)?;
     if answer == message.as_bytes() { Ok(()) } else { Err(io::Error::other("another message came back")) }
+}
+
+/// Does `work` while a client connects to the server at `address` again and again, and keeps one connection all the time.
+///
+/// # Panics
+/// When a connection fails, or reaches a server of another name.
+pub fn while_a_client_connects<R>(address: impl ToSocketAddrs, name: &str, work: impl FnOnce() -> R) -> R {
+    let address = one_address(address).expect("an address and a port");
+    let (greeting, kept) = connect_tcp(address).expect("the first connection");
+    assert_eq!(greeting.name, name);
+    let (is_over, connected) = (AtomicBool::new(false), AtomicBool::new(false));
+    let client = || {
+        while !is_over.load(Ordering::Relaxed) || !connected.load(Ordering::Relaxed) {
+            assert_eq!(ask_tcp(address).expect("a connection").name, name);
+            connected.store(true, Ordering::Relaxed);
+            thread::sleep(CONNECT_PAUSE);
+        }
+    };
+    let result = thread::scope(|scope| {
+        let client = scope.spawn(client);
+        // The client ends with the work, even if that panics.
+        let done = Done(&is_over);
+        let result = work();
+        drop(done);
+        client.join().expect("every connection reaches the server");
+        result
+    });
+    ping_tcp(&kept, "still there?").expect("the connection that was kept");
+    result
 }
 
 /// Sends one datagram from an unconnected socket to a [`udp`] server. Returns its name and the source of the answer.

@@ -3,10 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a test that finds something else than it expects has failed")]
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    io::{BufRead as _, BufReader},
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4},
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -15,14 +17,15 @@ use cproxy_tests::{
     echo, http,
     manifest::{Endpoint, Service, Slice, write, write_text},
     memory::MemoryLimit,
-    process::{Agent, Daemon, eventually, run},
-    sandbox::{Netns, Placement, Sandbox, TEST_PREFIX},
+    process::{Agent, Daemon, RunningAgent, eventually, run},
+    sandbox::{self, Netns, Placement, Sandbox, TEST_PREFIX},
 };
 
 /// Limit on every wait, longer than any takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const POD: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 0, 5));
+const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 10), 80);
 
 /// Traces of a sandbox, which disappear with it.
 struct Traces {
@@ -142,29 +145,65 @@ fn a_memory_limit_holds_and_leaves_nothing_behind() {
 
 /// Variable that marks the process of the test below that is to be killed.
 const SACRIFICED: &str = "CPROXY_TEST_SACRIFICED";
+/// Beginning of the lines in which that process names its things.
+const OWNS: &str = "owns: ";
 
-fn a_sandbox_whose_owner_is_killed() -> ! {
+/// An agent and the pod that it serves at [`VIP`].
+fn served_pod(sandbox: &Sandbox, name: &str) -> (RunningAgent, echo::Server) {
+    sandbox.add_address(POD);
+    let pod = echo::tcp(sandbox, SocketAddr::new(POD, 8080), name);
+    let service = Service::new("web").cluster_ips([VIP.ip().to_string()]).tcp("http", VIP.port(), 8080);
+    let slice = Slice::v4("web").tcp("http", 8080).ready([POD]);
+    write(&sandbox.manifest_dir(), "web.json", [service.into(), slice.into()]);
+    let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(PATIENCE);
+    (agent, pod)
+}
+
+fn a_test_that_is_killed() -> ! {
     let sandbox = Sandbox::for_test();
-    drop(sandbox.child_in(sleeper()).spawn());
-    println!("{}\n{}", sandbox.cgroup().display(), sandbox.dir().display());
-    std::process::abort();
+    let (agent, _pod) = served_pod(&sandbox, "of the killed");
+    let stranger = sandbox.child_in(sleeper()).spawn().unwrap();
+    assert_eq!(echo::ask_tcp(VIP).unwrap().name, "of the killed");
+    for path in [sandbox.cgroup(), sandbox.dir()] {
+        println!("{OWNS}{}", path.display());
+    }
+    for pid in [agent.pid(), stranger.id()] {
+        println!("{OWNS}{pid}");
+    }
+    loop {
+        thread::park();
+    }
 }
 
 #[test]
-fn the_leftovers_of_a_killed_process_are_swept_by_the_next() {
-    const THIS: &str = "the_leftovers_of_a_killed_process_are_swept_by_the_next";
+fn a_killed_test_leaves_nothing_and_its_neighbour_does_not_notice() {
+    const THIS: &str = "a_killed_test_leaves_nothing_and_its_neighbour_does_not_notice";
     if std::env::var_os(SACRIFICED).is_some() {
-        a_sandbox_whose_owner_is_killed();
+        a_test_that_is_killed();
     }
-    let mut other = Command::new(std::env::current_exe().unwrap());
-    other.args(["--exact", THIS, "--nocapture", "--test-threads=1"]).env(SACRIFICED, "1");
-    let output = other.output().unwrap();
-    let left = String::from_utf8(output.stdout).unwrap();
-    let left = left.lines().filter(|line| line.contains(TEST_PREFIX)).filter_map(|line| line.split_whitespace().last());
-    let left = left.map(PathBuf::from).collect::<Vec<_>>();
-    assert_eq!(left.iter().map(|path| path.exists()).collect::<Vec<_>>(), [true, true], "{left:?}");
-    drop(Sandbox::for_test());
-    assert_eq!(left.iter().map(|path| path.exists()).collect::<Vec<_>>(), [false, false], "{left:?}");
+    let sandbox = Sandbox::for_test();
+    let (mut agent, pod) = served_pod(&sandbox, "of the neighbour");
+    echo::while_a_client_connects(VIP, "of the neighbour", || {
+        let mut other = Command::new(std::env::current_exe().unwrap());
+        other.args(["--exact", THIS, "--no-capture", "--test-threads=1"]).env(SACRIFICED, "1");
+        let other = sandbox.place(&mut other, Placement::Unhooked);
+        let mut other = other.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(other.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let owned = lines.filter_map(|line| Some(line.split_once(OWNS)?.1.to_owned())).take(4).collect::<Vec<_>>();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        let [cgroup, directory, agent, stranger] = <[String; 4]>::try_from(owned).unwrap();
+        let exist = || [&cgroup, &directory].map(|path| Path::new(path).exists());
+        assert_eq!(exist(), [true, true]);
+        // As the next sandbox does.
+        sandbox::sweep(TEST_PREFIX);
+        assert_eq!(exist(), [false, false]);
+        assert_eq!([agent, stranger].map(|pid| is_running(pid.parse().unwrap())), [false, false]);
+    });
+    // The first connection, the one that is kept, and those of the client.
+    assert!(pod.served() > 2);
+    assert_eq!(agent.exit_status(), None);
 }
 
 #[test]

@@ -8,16 +8,13 @@ use std::{
 use cproxy_tests::{
     audit::AuditLog,
     control_plane::{ADDRESS, NODE, PORT, SECOND_PORT},
-    manifest,
+    echo, manifest,
     process::{Agent, Daemon, RunningAgent, cproxy, eventually},
     relay::{Relay, RelayChange},
     sandbox::Sandbox,
 };
 
-use crate::{
-    client::while_a_client_connects,
-    fixture::{Cluster, PATIENCE},
-};
+use crate::fixture::{Cluster, PATIENCE};
 
 /// Limit on the time until another API server is used, on a busy machine.
 const FAILOVER_MAX: Duration = Duration::from_secs(15);
@@ -113,7 +110,7 @@ fn another_api_server_goes_on_where_one_was_killed() {
     assert_eq!(servers.relays[1].history(), []);
 
     let lists = servers.list_count();
-    while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
+    echo::while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         servers.cluster.control_plane.kill_api_server();
         let start = Instant::now();
         // Over HTTP/1.1 each watch has a connection of its own.

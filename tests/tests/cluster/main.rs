@@ -12,7 +12,6 @@
     reason = "a test that finds something else than it expects has failed"
 )]
 
-mod client;
 mod fixture;
 mod rows;
 

@@ -3,14 +3,12 @@
 use std::fs;
 
 use cproxy_tests::{
+    echo,
     process::{Daemon, Signal},
     sandbox::Sandbox,
 };
 
-use crate::{
-    client::while_a_client_connects,
-    fixture::{Cluster, PATIENCE},
-};
+use crate::fixture::{Cluster, PATIENCE};
 
 #[test]
 fn a_hangup_moves_the_watches_to_another_address_without_a_gap() {
@@ -29,7 +27,7 @@ fn a_hangup_moves_the_watches_to_another_address_without_a_gap() {
     cluster.apply_service("stays", "10.96.0.10", &["10.244.0.1"]);
     let stays = "TCP 10.96.0.10:80 10.244.0.1:8080";
     cluster.expect(&[stays]);
-    while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
+    echo::while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         for (addresses, used, pod) in [
             ("https://[2001:db8::1]:6443", "https://[2001:db8::1]:6443", "10.244.0.2"),
             ("https://192.0.2.99:6443,https://127.0.0.1:6443", "https://127.0.0.1:6443", "10.244.0.3"),

@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use cproxy_tests::{
+    echo,
     process::{RunningAgent, Signal},
     sandbox::Sandbox,
 };
 
-use crate::{
-    client::while_a_client_connects,
-    fixture::{Cluster, PATIENCE, assert_no_service},
-};
+use crate::fixture::{Cluster, PATIENCE, assert_no_service};
 
 fn end(agent: &mut RunningAgent, signal: Signal) {
     agent.signal(signal);
@@ -33,7 +31,7 @@ fn a_restarted_agent_catches_up_without_a_failed_connect() {
             "TCP 10.96.0.12:80 10.244.0.3:8080",
         ];
         cluster.expect(&before);
-        while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
+        echo::while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
             end(&mut agent, signal);
             cluster.apply_service("changes", "10.96.0.11", &["10.244.0.4"]);
             cluster.delete("Service", "goes");
@@ -67,7 +65,7 @@ fn nothing_changes_before_the_first_complete_sync() {
     // The agent that starts during the outage does not know of this change.
     cluster.apply_service("changes", "10.96.0.11", &["10.244.0.3"]);
     cluster.control_plane.stop_api_server();
-    while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
+    echo::while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         let mut agent = cluster.agent().start();
         for resource in ["services", "endpointslices"] {
             let line = agent.wait_log(&format!("{resource} at https://192.0.2.1:6443"), PATIENCE);

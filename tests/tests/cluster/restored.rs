@@ -8,6 +8,7 @@ use std::{
 use cproxy_tests::{
     audit::AuditLog,
     control_plane::{ADDRESS, PORT},
+    echo,
     process::{RunningAgent, cproxy, eventually},
     relay::{Fault, Relay},
     sandbox::Sandbox,
@@ -15,7 +16,6 @@ use cproxy_tests::{
 };
 
 use crate::{
-    client::while_a_client_connects,
     fixture::{Cluster, PATIENCE},
     rows,
 };
@@ -106,7 +106,7 @@ impl<'s> Restored<'s> {
 fn a_reseeded_agent_connects_anew_and_is_ready_once_its_table_is_compared() {
     let sandbox = Sandbox::for_test();
     let mut restored = Restored::start(&sandbox);
-    while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
+    echo::while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         restored.change_unseen();
         assert!(restored.is_ready());
         for _ in 0..2 {

@@ -8,16 +8,14 @@ use std::{
 
 use cproxy_tests::{
     control_plane::role_binding,
+    echo,
     manifest::{Slice, write_text},
     process::Agent,
     sandbox::Sandbox,
 };
 use serde_json::json;
 
-use crate::{
-    client::while_a_client_connects,
-    fixture::{Cluster, PATIENCE},
-};
+use crate::fixture::{Cluster, PATIENCE};
 
 /// Shortest lifetime of a token.
 const LIFETIME: Duration = Duration::from_secs(600);
@@ -46,7 +44,7 @@ fn tokens_of_ten_minutes_are_renewed_twice_under_load_without_a_refusal_or_a_lis
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 10.244.0.2:8080"]);
 
     let (start, mut renewed) = (Instant::now(), 0);
-    while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
+    echo::while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         for number in 0.. {
             if start.elapsed() >= SOAK {
                 break;

@@ -22,7 +22,6 @@ use cproxy_tests::{
 use serde_json::{Value, json};
 
 use crate::{
-    client::while_a_client_connects,
     fixture::{Cluster, PATIENCE},
     rows::{self, Row},
 };
@@ -124,7 +123,7 @@ impl<'s> World<'s> {
     /// Checks that the table stays and its age shows during a trouble, although there is a new Service, and that the
     /// agent gets that Service once the trouble has ended.
     fn survive(&mut self, begin: impl FnOnce(&mut Self), end: impl FnOnce(&mut Self)) {
-        while_a_client_connects(VIP, POD, || {
+        echo::while_a_client_connects(VIP, POD, || {
             begin(self);
             self.cluster.apply_service("new", "10.96.0.11", &["10.244.0.2"]);
             eventually(PATIENCE, "the silence is counted", || match self.silent_seconds() {
@@ -257,7 +256,7 @@ fn lists_that_break_off_change_nothing_and_the_difference_to_the_first_complete_
         world.cluster.expect(&rows.iter().map(String::as_str).collect::<Vec<_>>());
     };
     expect(&world, &all(&[]));
-    while_a_client_connects(VIP, POD, || {
+    echo::while_a_client_connects(VIP, POD, || {
         world.relay().set_fault(Some(Fault::EndsAfter(PART_OF_A_LIST)));
         // After a restart, every watch is too old.
         world.cluster.control_plane.kill_api_server();
@@ -317,7 +316,7 @@ fn has_restored_table(sandbox: &Sandbox) -> Result<(), String> {
 fn an_older_state_of_etcd_is_noticed_by_a_watch_that_shows_nothing() {
     let sandbox = Sandbox::for_test();
     let (mut cluster, mut agent) = start_ahead_of_backup(&sandbox);
-    while_a_client_connects(VIP, POD, || {
+    echo::while_a_client_connects(VIP, POD, || {
         restore_backup(&mut cluster);
         eventually(RESTORED_MAX, "the silence is counted", || match silent_seconds(&sandbox) {
             30.. => Ok(()),
@@ -337,7 +336,7 @@ fn an_older_state_of_etcd_is_noticed_by_a_watch_that_shows_nothing() {
 fn a_reseeded_agent_is_not_ready_before_it_has_the_older_state_of_etcd() {
     let sandbox = Sandbox::for_test();
     let (mut cluster, mut agent) = start_ahead_of_backup(&sandbox);
-    while_a_client_connects(VIP, POD, || {
+    echo::while_a_client_connects(VIP, POD, || {
         restore_backup(&mut cluster);
         // It has removed `ready` when it returns.
         cproxy(&sandbox, &["reseed"]).success();

@@ -8,14 +8,12 @@ use std::{
     os::unix::{fs::MetadataExt, net::UnixStream},
     path::Path,
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
 };
 
 use cproxy_core::Filter;
 use cproxy_datapath::bpf::{KernelReader, PinDir, excluded_cgroup};
 use cproxy_tests::{
-    Done, Server, echo,
+    Server, echo,
     manifest::{self, Endpoint, Service, Slice, http_service},
     process::{self, Agent, Signal, cproxy},
     sandbox::{Placement, Sandbox},
@@ -178,28 +176,6 @@ fn choices_are_reseeded_on_request() {
     assert!(output.stderr.starts_with("cproxy: no agent runs with the run directory "), "{}", output.stderr);
 }
 
-/// Does `work` while a client connects to the VIP's port again and again, and keeps one connection all the time. Each
-/// must reach `server`.
-fn while_a_client_connects<R>(port: u16, server: &str, work: impl FnOnce() -> R) -> R {
-    let (_, kept) = echo::connect_tcp(at(VIP, port)).unwrap();
-    let is_over = AtomicBool::new(false);
-    let result = thread::scope(|scope| {
-        let client = scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                assert_eq!(ask(at(VIP, port)), server);
-            }
-        });
-        // The client ends with the work, even if that panics.
-        let done = Done(&is_over);
-        let result = work();
-        drop(done);
-        client.join().unwrap();
-        result
-    });
-    echo::ping_tcp(&kept, "still there?").unwrap();
-    result
-}
-
 /// Replaces a file at once: the agent reads it at any time.
 fn replace(file: &Path, text: &str) {
     let new = file.with_extension("new");
@@ -228,7 +204,7 @@ fn a_hangup_applies_changed_settings_and_ends_nothing() {
     agent.wait_ready(SYNC);
     agent.wait_log("SIGHUP: settings were read again: --log-level changed from info to warn", SYNC);
     let is_refused = || echo::is_refused(echo::ask_tcp(at(VIP, 81)));
-    while_a_client_connects(PORT, "pod", || {
+    echo::while_a_client_connects(at(VIP, PORT), "pod", || {
         assert!(is_refused());
         set("exclude-port = 81\nnode-name = here\nenabled = false\nrun-dir = /ignored/for/the/flag\n");
         agent.signal(Signal::HUP);
@@ -237,7 +213,7 @@ fn a_hangup_applies_changed_settings_and_ends_nothing() {
         agent.wait_log("--exclude-port changed from none to 81; --log-level changed from warn to info", SYNC);
         assert_eq!(ask(at(VIP, 81)), "the VIP itself");
         assert!(!agent.log().contains("/ignored"), "{}", agent.log());
-        while_a_client_connects(81, "the VIP itself", || {
+        echo::while_a_client_connects(at(VIP, 81), "the VIP itself", || {
             for ports in ["82,81", "83,82,81", "84,81", "85,81"] {
                 set(&format!("exclude-port = {ports}\n"));
                 agent.signal(Signal::HUP);
