@@ -5,6 +5,7 @@ use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt, path::PathBuf, thre
 use cproxy_tests::{
     audit::AuditLog,
     control_plane::{ADDRESS, ClientIdentity, PORT, role_binding},
+    echo,
     manifest::write_text,
     process::{Agent, RunningAgent, eventually},
     relay::{Relay, RelayChange},
@@ -12,10 +13,7 @@ use cproxy_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    client::while_a_client_connects,
-    fixture::{Cluster, PATIENCE},
-};
+use crate::fixture::{Cluster, PATIENCE};
 
 const VIP: &str = "10.96.0.10:80";
 const POD: &str = "10.244.0.1:8080";
@@ -129,7 +127,7 @@ fn renewed_certificates_and_authorities_are_used_without_a_gap_and_without_a_lis
     vm.write_identity(&control_plane.client_identity("cproxy", None, false));
     let mut agent = vm.start_agent(json!({"client-certificate": "client.crt", "client-key": "client.key"}));
     vm.expect_user("cproxy");
-    while_a_client_connects(VIP, POD, || {
+    echo::while_a_client_connects(VIP, POD, || {
         // The next request, here for the forbidden Node, makes a new connection. Watches move to it, then the old one
         // ends.
         let second = control_plane.client_identity("second", None, false);
@@ -239,14 +237,14 @@ fn a_program_is_asked_before_its_token_expires_and_after_a_refusal_and_may_fail_
     let vm = Vm::start(&sandbox);
     vm.create_accounts(&["first", "second"]);
     let login = Login(&vm);
-    let renewal = jiff::Timestamp::now() + Duration::from_secs(40);
+    let renewal = jiff::Timestamp::now() + Duration::from_secs(15);
     login.write_token("first", Some(renewal + EARLY));
     let exec =
         json!({"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": "./login"});
     let mut agent = vm.start_agent(json!({"exec": exec}));
     vm.expect_user("system:serviceaccount:default:first");
     assert_eq!(login.run_count(), 1);
-    while_a_client_connects(VIP, POD, || {
+    echo::while_a_client_connects(VIP, POD, || {
         // A failure shortly before the expiry does no harm.
         login.write("echo no login >&2; exit 3");
         let left = renewal.duration_since(jiff::Timestamp::now()) + jiff::SignedDuration::from_secs(1);
