@@ -135,7 +135,8 @@ fn the_policy_decides_about_a_container_runtime_without_services() {
         let ran = values_of(&console, "runtime: ");
         assert_eq!(ran.len(), usize::from(runs), "{policy}: {console}");
         assert!(ran.iter().all(|line| line.contains("No such file")), "{policy}: {console}");
-        assert!(console.contains("cproxy: not ready after 4s: the agent has received nothing"), "{policy}: {console}");
+        // The reason depends on how far a slow guest has come: no agent answers, or it has received nothing.
+        assert!(console.contains("cproxy: not ready after 4s: "), "{policy}: {console}");
         assert_eq!(console.contains("Dependency failed for containerd.service"), !runs, "{policy}: {console}");
         let (wait, runtime) = if runs { ("active", "active") } else { ("failed", "inactive") };
         // No other unit waits: the machine has booted, and the agent goes on trying.

@@ -76,7 +76,7 @@ fn the_sysv_script_starts_stops_and_reports_its_status() {
 
     let text = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin; rm /var/log/cproxy.log\n\
                 does() { sh /etc/cproxy/init.d \"$1\"; echo \"$1: $?\"; }\n\
-                does start; until grep -q disabled /var/log/cproxy.log; do sleep 0.1; done\n\
+                does start; until grep -qs disabled /var/log/cproxy.log; do sleep 0.1; done\n\
                 while pidof cproxy; do sleep 0.1; done > /var/log/pids\n\
                 does status; pidof cproxy || echo none runs; grep -c disabled /var/log/cproxy.log\n";
     program(&root, "etc/cproxy/first", text);
