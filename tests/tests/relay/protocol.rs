@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Requests at once.
-const THREADS: usize = 8;
+const THREADS: usize = 32;
 
 /// Attempts at a request whose answers differ.
 const ATTEMPTS: usize = 4;
