@@ -14,6 +14,7 @@
 
 pub mod api;
 pub mod audit;
+pub mod build;
 pub mod control_plane;
 pub mod echo;
 // It reads the registers of x86_64.

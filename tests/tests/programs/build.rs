@@ -7,15 +7,15 @@ use std::{
     sync::LazyLock,
 };
 
+use cproxy_tests::build;
+
 /// The static Go program. Go caches its builds, so that only the first one takes long.
 pub(crate) fn go() -> Command {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
-        let program = output("go");
         let mut build = Command::new("go");
         build.current_dir(source("go")).env("CGO_ENABLED", "0");
-        build.args(["build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o"]).arg(&program);
-        run(build);
-        program
+        build.args(["build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w"]);
+        build::program(env!("CARGO_TARGET_TMPDIR"), "go", build)
     });
     Command::new(&*PROGRAM)
 }
@@ -23,11 +23,9 @@ pub(crate) fn go() -> Command {
 /// The program that resolves names with musl, a libc other than glibc.
 pub(crate) fn musl_resolver() -> Command {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
-        let program = output("resolve-musl");
         let mut build = Command::new("musl-gcc");
-        build.args(["-static", "-O1", "-Wall", "-Werror", "-o"]).arg(&program).arg(source("resolve.c"));
-        run(build);
-        program
+        build.args(["-static", "-O1", "-Wall", "-Werror"]).arg(source("resolve.c"));
+        build::program(env!("CARGO_TARGET_TMPDIR"), "resolve-musl", build)
     });
     Command::new(&*PROGRAM)
 }
@@ -48,13 +46,4 @@ pub(crate) fn node() -> Command {
 
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name)
-}
-
-fn output(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("program-{name}"))
-}
-
-fn run(mut command: Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
-    assert!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
 }

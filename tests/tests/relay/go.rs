@@ -8,7 +8,7 @@ use std::{
 };
 
 use cproxy_tests::{
-    http,
+    build, http,
     process::{Daemon, eventually},
     sandbox::{Placement, Sandbox},
 };
@@ -20,13 +20,10 @@ use crate::{fixture::PATIENCE, wire::trim};
 /// has no route to the module proxy.
 pub(crate) fn program() -> &'static Path {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("program-go-client");
         let mut build = Command::new("go");
         build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/go-client")).env("CGO_ENABLED", "0");
-        build.args(["build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o"]).arg(&program);
-        let output = build.output().expect("cannot start go");
-        assert!(output.status.success(), "{build:?} failed: {}", String::from_utf8_lossy(&output.stderr));
-        program
+        build.args(["build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w"]);
+        build::program(env!("CARGO_TARGET_TMPDIR"), "go-client", build)
     });
     &PROGRAM
 }
