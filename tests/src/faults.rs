@@ -122,6 +122,20 @@ pub fn chosen_injections(name: &str, calls: &[Call], sample: usize) -> Vec<Injec
     if random::is_soak() { all } else { Random::new(seed).shuffled(&all).into_iter().take(sample).collect() }
 }
 
+/// The calls of a recording that another has, too: how often some are made depends on the load of the machine.
+pub fn common(calls: Vec<Call>, other: &[Call]) -> Vec<Call> {
+    let mut left = BTreeMap::<&Site, usize>::new();
+    other.iter().for_each(|call| *left.entry(&call.site).or_default() += 1);
+    let mut is_left = |call: &Call| {
+        let left = left.get_mut(&call.site).filter(|left| **left != 0);
+        left.is_some_and(|left| {
+            *left -= 1;
+            true
+        })
+    };
+    calls.into_iter().filter(|call| is_left(call)).collect()
+}
+
 /// All faults at the first and the last call of each site, in the order of the first calls.
 pub fn injections(calls: &[Call]) -> Vec<Injection> {
     let mut counts = BTreeMap::<&Site, usize>::new();

@@ -21,7 +21,7 @@ use aya::{
 };
 use cproxy_tests::{
     Server, echo,
-    faults::{BpfObject, Call, Injection, TracedAgent, chosen_injections},
+    faults::{BpfObject, Call, Injection, TracedAgent, chosen_injections, common},
     manifest,
     population::Shape,
     process::{cproxy, eventually},
@@ -206,10 +206,15 @@ impl World {
     ) {
         prepare();
         let reference = self.reference();
-        let calls = self.record(|| {
-            work();
-            eventually(SYNC, name, &has_worked);
-        });
+        let record = || {
+            self.record(|| {
+                work();
+                eventually(SYNC, name, &has_worked);
+            })
+        };
+        let calls = record();
+        prepare();
+        let calls = common(calls, &record());
         for injection in chosen_injections(name, &calls, SAMPLE) {
             prepare();
             let what = format!("{name}, {injection}");
