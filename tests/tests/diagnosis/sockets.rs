@@ -1,13 +1,18 @@
 //! Faults that only sockets show: backends that are gone or hard to reach, and sockets that were not translated.
 
-use std::{io::Write, net::TcpStream, process::Command};
+use std::{
+    io::Write,
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    process::Command,
+};
 
 use cproxy_tests::{
     echo,
-    manifest::{Endpoint, Slice},
+    manifest::{Endpoint, Service, Slice},
     netns::Netns,
     process::eventually,
-    world::{Form, PORT, SYNC, TCP, WEB, World, pod, serve_pods, web, web_with},
+    sandbox::Sandbox,
+    world::{Form, PORT, SYNC, TCP, World, pod, serve_pods, web, web_with},
 };
 use serde_json::Value;
 
@@ -49,28 +54,29 @@ fn a_backend_without_a_route() {
     Answer::to(&world.sandbox, &[CALL]).not_answered_because(&["10.244.0.9:8080", "but that cannot be reached"]);
 }
 
+/// The ClusterIP is this process's own: sockets of all network namespaces are looked at.
 #[test]
 fn a_socket_from_before_the_attachment() {
-    let World { sandbox, agent, servers } = World::builder()
-        .prepare(|sandbox| {
-            sandbox.add_addresses(WEB.addresses());
-            [echo::tcp(sandbox, (WEB.v4, PORT), "the VIP itself")]
-        })
-        .pods([1])
-        .objects([])
-        .start();
-    let early = TcpStream::connect(Form::V4.web()).unwrap();
-    let world = World { sandbox, agent, servers };
-    world.set_pods([1]);
+    let own = Ipv4Addr::from_bits(Ipv4Addr::new(10, 97, 0, 0).to_bits() | std::process::id() & 0xFFFF);
+    let (vip, call) = (SocketAddr::from((own, PORT)), format!("{own}:{PORT}"));
+    let prepare = |sandbox: &Sandbox| {
+        sandbox.add_address(own);
+        [echo::tcp(sandbox, vip, "the VIP itself")]
+    };
+    let world = World::builder().prepare(prepare).pods([1]).objects([]).start();
+    let early = TcpStream::connect(vip).unwrap();
+    let service = Service::new("early").cluster_ips([own]).tcp("http", PORT, TCP);
+    let slice = Slice::v4("early").tcp("http", TCP).ready([pod(1).v4]);
+    world.set([service.into(), slice.into()], |rows| !rows.is_empty());
     let process = format!("{}/", std::process::id());
-    Answer::to(&world.sandbox, &[CALL]).answered().has(
+    Answer::to(&world.sandbox, &[&call]).answered().has(
         "degraded",
         "sockets",
         &["1 connected, or connecting, to the ClusterIP itself", &process, "connect anew"],
     );
     drop(early);
-    let late = TcpStream::connect(Form::V4.web()).unwrap();
-    Answer::to(&world.sandbox, &[CALL]).answered().has("ok", "sockets", &["1 connected"]);
+    let late = TcpStream::connect(vip).unwrap();
+    Answer::to(&world.sandbox, &[&call]).answered().has("ok", "sockets", &["1 connected"]);
     drop(late);
 }
 

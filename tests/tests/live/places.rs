@@ -35,8 +35,10 @@ use serde_json::Value;
 const REFUSING: Host = cluster_ip(11);
 /// That pod.
 const REFUSING_POD: u8 = 9;
-/// With this many connects, the cookies of one CPU's sockets take all places, also if the thread changes its CPU.
-const CONNECTS: usize = 4 * TCP_PLACES as usize;
+/// Connects between two looks. The cookies of one CPU's sockets take all places, unless the thread changes its CPU.
+const CONNECTS: usize = TCP_PLACES as usize;
+/// Most looks until all places are taken.
+const LOOKS_MAX: usize = 64;
 
 const MPTCP: rustix::net::Protocol = rustix::net::Protocol::from_raw(std::num::NonZeroU32::new(262).expect("not zero"));
 
@@ -67,11 +69,22 @@ impl Fixture {
 
     /// Takes all places by MPTCP connections that are refused.
     fn take_all_places(&self) {
-        for _ in 0..CONNECTS {
-            let socket = stream(MPTCP);
-            assert_eq!(rustix::net::connect(&socket, &Form::V4.address(REFUSING, PORT)), Err(Errno::CONNREFUSED));
-        }
-        assert_eq!(tcp_owners(self.sandbox()).0.len(), TCP_PLACES as usize, "all places are taken");
+        let are_taken = |_| {
+            for _ in 0..CONNECTS {
+                let socket = stream(MPTCP);
+                assert_eq!(rustix::net::connect(&socket, &Form::V4.address(REFUSING, PORT)), Err(Errno::CONNREFUSED));
+            }
+            tcp_owners(self.sandbox()).0.len() == TCP_PLACES as usize
+        };
+        assert!((0..LOOKS_MAX).any(are_taken), "places are left");
+    }
+
+    /// Waits until the agent's own sockets, which test the programs, have given back their places, and so many are left.
+    fn wait_for_owners(&self, expected: usize) -> Vec<u64> {
+        eventually(SYNC, "the agent has no socket", || {
+            let owners = tcp_owners(self.sandbox()).0;
+            if owners.len() == expected { Ok(owners) } else { Err(owners.len()) }
+        })
     }
 
     /// Waits until the agent, which each `get counters` wakes, has freed places and this many are left.
@@ -121,8 +134,8 @@ fn refused_mptcp_connects_cost_later_sockets_nothing() {
     let multipath = stream(MPTCP);
     rustix::net::connect(&multipath, &Form::V4.web()).unwrap();
     let _accepted = places.listener.accept().unwrap();
-    let before = tcp_owners(sandbox).0;
-    assert_eq!(before.len(), 2, "the ordinary connection and the first subflow");
+    // The ordinary connection and the first subflow.
+    let before = places.wait_for_owners(2);
     assert_eq!(counter(sandbox, "tcp_places_searches"), 0, "places are not scarce");
 
     places.take_all_places();
@@ -131,7 +144,7 @@ fn refused_mptcp_connects_cost_later_sockets_nothing() {
     assert!(counter(sandbox, "tcp_without_place") > 0);
     places.wait_for_places(before.len() as u64);
 
-    assert_eq!(BTreeSet::from_iter(tcp_owners(sandbox).0), BTreeSet::from_iter(before));
+    assert_eq!(BTreeSet::from_iter(places.wait_for_owners(before.len())), BTreeSet::from_iter(before));
     assert!(shows_web(&ordinary.0) && shows_web(&crowded.0));
     // An MPTCP connection shows the pod itself, but the list knows its Service.
     let listed = rows(sandbox, "sockets");
