@@ -87,7 +87,8 @@ fn openrc_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let start = "openrc sysinit; openrc boot; openrc default\necho \"workload: $(cat /tmp/workload)\"\n";
     let script = format!(
         "{{\n{install}{start}}} 2>&1\ndoes rc-service cproxy status\n\
-         old=$(agent); kill -9 \"$old\"; until_it returned \"$old\" && echo 'check: it is back'\n\
+         old=$(agent); kill -9 \"$old\"; until_it returned \"$old\" && until_it cproxy get config && \\\n\
+         echo 'check: it is back'\n\
          does rc-service cproxy status; cproxy wait; does rc-service cproxy reload\n\
          until_it grep 'settings were read again' /var/log/cproxy.log && echo 'check: settings were read again'\n\
          does rc-service cproxy restart; cproxy wait && echo 'check: ready after a restart'\n\
@@ -131,7 +132,8 @@ fn runit_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let script = format!(
         "{start}until_it [ -s /tmp/workload ]; echo \"workload: $(cat /tmp/workload)\"\n\
          does sv start cproxy; does sv status cproxy\n\
-         old=$(agent); kill -9 \"$old\"; until_it returned \"$old\" && echo 'check: it is back'\n\
+         old=$(agent); kill -9 \"$old\"; until_it returned \"$old\" && until_it cproxy get config && \\\n\
+         echo 'check: it is back'\n\
          does sv start cproxy; does sv hup cproxy\n\
          until_it grep 'settings were read again' /var/log/cproxy/current && echo 'check: settings were read again'\n\
          does sv restart cproxy; cproxy wait && echo 'check: ready after a restart'\n\
@@ -170,7 +172,8 @@ fn s6_supervises_the_agent_and_starts_a_workload_when_services_work() {
     let script = format!(
         "{start}until_it [ -s /tmp/workload ]; echo \"workload: $(cat /tmp/workload)\"\n\
          does s6-svwait -U -t 30000 /run/service/cproxy; does s6-svstat -u /run/service/cproxy\n\
-         old=$(agent); kill -9 \"$old\"; until_it returned \"$old\" && echo 'check: it is back'\n\
+         old=$(agent); kill -9 \"$old\"; until_it returned \"$old\" && until_it cproxy get config && \\\n\
+         echo 'check: it is back'\n\
          does s6-svwait -U -t 30000 /run/service/cproxy; does s6-svc -h /run/service/cproxy\n\
          until_it grep 'settings were read again' /var/log/cproxy/current && echo 'check: settings were read again'\n\
          does s6-svc -wR -T 30000 -r /run/service/cproxy; cproxy wait && echo 'check: ready after a restart'\n\

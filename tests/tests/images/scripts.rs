@@ -51,8 +51,10 @@ fn the_sysv_script_starts_stops_and_reports_its_status() {
                 mkdir -p /var/log\n\
                 does() { echo \"does $1\"; sh /etc/cproxy/init.d \"$1\"; echo \"$1: $?\"; }\n\
                 does status; does start; does status\n\
-                kill -9 \"$(pidof cproxy)\"; sleep 2; cproxy wait; does status\n\
-                does restart; does reload; sleep 2; grep -o 'settings were read again' /var/log/cproxy.log\n\
+                answers() { until cproxy get config >/dev/null 2>&1; do sleep 0.1; done; }\n\
+                kill -9 \"$(pidof cproxy)\"; answers; cproxy wait; does status\n\
+                does restart; answers; cproxy wait; does reload\n\
+                until grep -o 'settings were read again' /var/log/cproxy.log; do sleep 0.1; done\n\
                 does status; does stop; does status; cproxy get services; does other\n";
     program(&root, "etc/cproxy/first", text);
     let (_, log) = boot(&sandbox, &root, "cproxy.manifests=/etc/cproxy/manifests\n", "/etc/cproxy/first");
