@@ -10,7 +10,7 @@ use std::{
 use cproxy_mountinfo::MountEntry;
 
 /// Limit on the time that killed processes take to leave.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A child of the cgroup2 root that holds the whole process until dropped.
 #[derive(Debug)]

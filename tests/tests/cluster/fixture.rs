@@ -1,7 +1,11 @@
 //! A sandbox with a control plane and pods, with ways to change objects and to wait until the agent has seen the
 //! change.
 
-use std::{cell::Cell, io, time::Duration};
+use std::{
+    cell::Cell,
+    io,
+    time::{Duration, Instant},
+};
 
 use cproxy_tests::{
     audit::AuditLog,
@@ -147,14 +151,17 @@ impl<'s> Cluster<'s> {
         self.assert_reachable(rows);
     }
 
-    /// Waits for these rows, for changes that no marker can follow.
-    pub(crate) fn expect_soon(&self, rows: &[&str]) {
+    /// Waits for these rows, for changes that no marker can follow. Returns the time until the kernel had them.
+    pub(crate) fn expect_soon(&self, rows: &[&str]) -> Duration {
+        let start = Instant::now();
         let expected = [KUBERNETES].iter().chain(rows).map(|row| Row::parse(row)).collect::<Vec<_>>();
         eventually(PATIENCE, format!("the table is {rows:#?}"), || {
             let kernel = rows::in_kernel(self.sandbox);
             if kernel == expected { Ok(()) } else { Err(format!("{kernel:#?}")) }
         });
+        let elapsed = start.elapsed();
         self.assert_table(rows);
+        elapsed
     }
 
     /// Checks that connections confirm the rows.
