@@ -30,7 +30,7 @@ use clap::{
     Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use cproxy_core::{Address, NodeContext, ServiceName, parse_address, printable};
+use cproxy_core::{Address, ExternalIps, NodeContext, ServiceName, parse_address, printable};
 use cproxy_daemon::usage_error_line;
 use cproxy_wire::{ApiServer, ServerAddress};
 
@@ -221,12 +221,38 @@ struct NodeOptions {
     #[arg(long, env = "CPROXY_POD_IP", value_name = "IP", num_args = 1.., value_delimiter = ',',
           value_parser = parse_ip)]
     pod_ip: Vec<Address>,
+    /// What to do with `spec.externalIPs`, which whoever may write a Service can set to any address
+    #[arg(long, env = "CPROXY_EXTERNAL_IPS", value_name = "USE", value_enum, default_value_t)]
+    external_ips: ExternalIpUse,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum ExternalIpUse {
+    /// Serve them, except on ClusterIPs and on addresses of this VM
+    #[default]
+    Serve,
+    /// Do not serve them
+    Ignore,
+}
+
+impl From<ExternalIpUse> for ExternalIps {
+    fn from(external_ips: ExternalIpUse) -> Self {
+        match external_ips {
+            ExternalIpUse::Serve => Self::Serve,
+            ExternalIpUse::Ignore => Self::Ignore,
+        }
+    }
 }
 
 impl NodeOptions {
     /// The given values.
     fn context(&self) -> NodeContext {
-        NodeContext { node_name: self.name.name(), node_ips: self.node_ip.clone(), pod_ips: self.pod_ip.clone() }
+        NodeContext {
+            node_name: self.name.name(),
+            node_ips: self.node_ip.clone(),
+            pod_ips: self.pod_ip.clone(),
+            external_ips: self.external_ips.into(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ mod setting_rows;
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 pub use changes::{Change, Changes};
-use cproxy_core::{Balance, Exclusions, NodeContext};
+use cproxy_core::{Balance, Exclusions, ExternalIps, NodeContext};
 use cproxy_datapath::sockets::Mode;
 use cproxy_wire::ApiServer;
 pub use setting_rows::SettingRow;
@@ -134,6 +134,9 @@ impl fmt::Display for Config {
                 let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
                 write!(f, "; {what} {}", addresses.join(", "))?;
             }
+        }
+        if self.node.external_ips == ExternalIps::Ignore {
+            f.write_str("; ignores external addresses of Services")?;
         }
         match &self.cgroup {
             Some(dir) => write!(f, "; cgroup {}", dir.display())?,

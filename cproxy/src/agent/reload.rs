@@ -88,7 +88,12 @@ impl Reloader {
         let configuration = api_server.as_ref().map(|(_, configuration)| configuration);
         let pod_ips = self.addresses.start(&config.node.pod_ips, configuration);
         if let Some(events) = self.events.upgrade() {
-            let events_now = vec![Event::NodeIps(config.node.node_ips.clone()), Event::PodIps(pod_ips)];
+            let node = &config.node;
+            let events_now = vec![
+                Event::NodeIps(node.node_ips.clone()),
+                Event::PodIps(pod_ips),
+                Event::ExternalIps(node.external_ips),
+            ];
             events.send(events_now).await.ok();
         }
         // The level that shows more counts for this line.

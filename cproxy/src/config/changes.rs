@@ -2,7 +2,7 @@
 
 use std::{fmt, path::Path};
 
-use cproxy_core::{Balance, NodeContext};
+use cproxy_core::{Balance, ExternalIps, NodeContext};
 use cproxy_datapath::sockets::Mode;
 
 use super::{Config, ObjectSource};
@@ -109,12 +109,12 @@ impl Config {
     }
 
     /// Settings beside those of the source, as text.
-    fn settings(&self) -> [(&'static str, Counts, String); 19] {
+    fn settings(&self) -> [(&'static str, Counts, String); 20] {
         let Self {
             enabled,
             source: _,
             bootstrap,
-            node: NodeContext { node_name, node_ips, pod_ips },
+            node: NodeContext { node_name, node_ips, pod_ips, external_ips },
             cgroup,
             exclude,
             balance,
@@ -138,6 +138,10 @@ impl Config {
             Mode::Udp => "udp",
             Mode::All => "all",
         };
+        let external_ips = match external_ips {
+            ExternalIps::Serve => "serve",
+            ExternalIps::Ignore => "ignore",
+        };
         let log_format = match log_format {
             LogFormat::Text => "text",
             LogFormat::Json => "json",
@@ -148,6 +152,7 @@ impl Config {
             ("--node-name", Counts::AtStart, node_name.clone().unwrap_or_default()),
             ("--node-ip", Counts::Now, join(node_ips)),
             ("--pod-ip", Counts::Now, join(pod_ips)),
+            ("--external-ips", Counts::Now, external_ips.to_owned()),
             ("--cgroup", Counts::AtStart, shown(cgroup.as_deref())),
             ("--exclude-cgroup", Counts::Now, join(exclude.cgroups.iter().map(|dir| dir.display()))),
             ("--exclude-uid", Counts::Now, join(&exclude.uids)),
@@ -263,6 +268,7 @@ mod tests {
             ),
             (changed(|new| new.node.node_ips = ip("1.2.3.4")), "--node-ip changed from none to 1.2.3.4"),
             (changed(|new| new.node.pod_ips = ip("1.2.3.4")), "--pod-ip changed from none to 1.2.3.4"),
+            (changed(|new| new.node.external_ips = ExternalIps::Ignore), "--external-ips changed from serve to ignore"),
             (changed(|new| new.exclude.cgroups.push("/c".into())), "--exclude-cgroup changed from none to /c"),
             (changed(|new| new.exclude.uids = vec![0, 7]), "--exclude-uid changed from none to 0,7"),
             (changed(|new| new.exclude.ports = vec![53]), "--exclude-port changed from none to 53"),

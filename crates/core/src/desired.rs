@@ -1,21 +1,25 @@
 //! Desired table, as a pure function of the store's rows.
 
-use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     Address, Backend, Family, Frontend, Members, Problem, ServiceName, ServicePort, ServiceRow, SliceRow, Store,
     eligible::{Eligibility, merged_endpoints},
 };
 
-/// Origin of a frontend's address.
+/// Origin of a frontend's address, in the order of precedence: by who allocates the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendSource {
-    /// `spec.clusterIP` or `spec.clusterIPs`.
+    /// `spec.clusterIP` or `spec.clusterIPs`, which the API server allocates.
     ClusterIp,
-    /// `spec.externalIPs`.
-    ExternalIp,
-    /// `status.loadBalancer.ingress`.
+    /// `status.loadBalancer.ingress`, which a controller writes.
     LoadBalancerIp,
+    /// `spec.externalIPs`, which the Service's owner writes.
+    ExternalIp,
     /// An address of this node, with the Service's `nodePort`.
     NodePort,
 }
@@ -156,6 +160,11 @@ impl DesiredRows {
         self.row.created_s
     }
 
+    /// ClusterIPs of the Service.
+    pub(super) fn cluster_ips(&self) -> &[Address] {
+        &self.row.cluster_ips
+    }
+
     /// Time for which a client keeps its backend.
     pub(super) fn affinity_seconds(&self) -> Option<u32> {
         self.row.affinity_seconds
@@ -260,6 +269,12 @@ pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &Desi
             problems.push(Problem::new(format_args!("Service {name}"), "spec.loadBalancerSourceRanges", message));
         }
     }
+    let of_balancer = service.load_balancer_ips.iter().map(|ip| ("status.loadBalancer.ingress", ip));
+    let external = served_external_ips(store, service).iter().map(|ip| ("spec.externalIPs", ip));
+    for (field, address) in of_balancer.chain(external).filter(|(_, ip)| is_own(store, **ip)) {
+        let message = format!("{address} is an address of this VM; not served");
+        problems.push(Problem::new(format_args!("Service {name}"), field, message));
+    }
     problems
 }
 
@@ -267,8 +282,10 @@ pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &Desi
 #[must_use]
 pub fn resolve(store: &Store) -> Vec<Row> {
     let mut table = BTreeMap::<Frontend, (Option<i64>, Row)>::new();
+    let cluster_ips: BTreeSet<Address> = store.services().flat_map(|(_, service)| service.cluster_ips).collect();
     for (name, service) in store.services() {
-        for row in desired_rows(store, name) {
+        let rows = desired_rows(store, name).into_iter();
+        for row in rows.filter(|row| may_claim(row.source, || cluster_ips.contains(&row.frontend.address))) {
             let claim = ClaimRank { source: row.source, created_s: service.created_s, service: name };
             let beats = |(created_s, other): &(Option<i64>, Row)| {
                 let other = ClaimRank { source: other.source, created_s: *created_s, service: &other.service };
@@ -290,11 +307,17 @@ pub(super) struct ClaimRank<'a> {
     pub(super) service: &'a ServiceName,
 }
 
-/// Order of the claims on one frontend; the first owns it: an address of a Service before a port of the node, then the
-/// older Service, then the first by name. A Service of unknown age counts as the youngest.
+/// Order of the claims on one frontend; the first owns it: by source, then the older Service, then the first by name. A
+/// Service of unknown age counts as the youngest.
 pub(super) fn precedence(a: ClaimRank<'_>, b: ClaimRank<'_>) -> Ordering {
-    let key = |claim: ClaimRank<'_>| (claim.source == FrontendSource::NodePort, claim.created_s.unwrap_or(i64::MAX));
+    let key = |claim: ClaimRank<'_>| (claim.source, claim.created_s.unwrap_or(i64::MAX));
     key(a).cmp(&key(b)).then_with(|| a.service.cmp(b.service))
+}
+
+/// Whether a claim counts. A ClusterIP of any Service takes no other claim, on any port: external addresses are written
+/// by whoever may write a Service (CVE-2020-8554).
+pub(super) fn may_claim(source: FrontendSource, is_cluster_ip: impl FnOnce() -> bool) -> bool {
+    source == FrontendSource::ClusterIp || !is_cluster_ip()
 }
 
 /// Addresses of the Service itself. An address with several sources keeps the first one. It is denied if any source
@@ -304,7 +327,6 @@ pub(super) fn precedence(a: ClaimRank<'_>, b: ClaimRank<'_>) -> Ordering {
 fn addresses(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (FrontendSource, Scope)> {
     let cluster_ip_scope = if service.is_internal_local { Scope::Local } else { Scope::Cluster };
     let cluster_ips = service.cluster_ips.iter().map(|&ip| (ip, FrontendSource::ClusterIp, cluster_ip_scope));
-    let external_ips = service.external_ips.iter().map(|&ip| (ip, FrontendSource::ExternalIp, Scope::Cluster));
     let balancer_ips = service.load_balancer_ips.iter().map(|&ip| {
         (
             ip,
@@ -312,14 +334,28 @@ fn addresses(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (Frontend
             if may_enter(store, service, ip.family()) { Scope::Cluster } else { Scope::Denied },
         )
     });
+    let external_ips = served_external_ips(store, service).iter();
+    let external_ips = external_ips.map(|&ip| (ip, FrontendSource::ExternalIp, Scope::Cluster));
     let mut addresses = BTreeMap::new();
-    for (address, source, scope) in cluster_ips.chain(external_ips).chain(balancer_ips) {
+    let from_outside = balancer_ips.chain(external_ips).filter(|(ip, ..)| !is_own(store, *ip));
+    for (address, source, scope) in cluster_ips.chain(from_outside) {
         let entry = addresses.entry(address).or_insert((source, scope));
         if scope == Scope::Denied || entry.1 == Scope::Local {
             entry.1 = scope;
         }
     }
     addresses
+}
+
+/// External addresses of the Service, if any are served.
+fn served_external_ips<'a>(store: &Store, service: &'a ServiceRow) -> &'a [Address] {
+    if store.serves_external_ips() { &service.external_ips } else { &[] }
+}
+
+/// Whether the address is the VM's own, and no node's: calls to it stay in the VM, whatever Services claim. A node's
+/// address as a Service's external address is ordinary use.
+fn is_own(store: &Store, address: Address) -> bool {
+    store.pod_ips().contains(&address) && !store.node_ips().contains(&address)
 }
 
 /// Whether `loadBalancerSourceRanges` let this VM in. The VM's address is the source of everything that its sockets

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Address, Backend, Family, Frontend, FrontendSource, ObjectName, Protocol, Row, Scope, ServiceName, ServicePort,
     ServiceRow, SliceRow, Store,
-    desired::desired_rows,
+    desired::{desired_rows, may_claim},
     eligible::{Eligibility, FollowedHints, MergedEndpoints, Rule, SliceEndpoint, merged_endpoints},
     slice::{Endpoint, is_headless, parse_endpoint_address, service_label},
 };
@@ -134,13 +134,21 @@ fn explain_slices(
 ) -> Vec<Explanation> {
     let Some(service) = store.service_row(name) else { return Vec::new() };
     let rows_of_slices: Vec<_> = store.slices(name).collect();
+    let rows = desired_rows(store, name);
+    let of_others = rows.iter().filter(|row| row.source != FrontendSource::ClusterIp);
+    let cluster_ips = cluster_ip_owners(store, of_others.map(|row| row.frontend.address).collect());
+    let counts = |row: &Row| may_claim(row.source, || cluster_ips.contains_key(&row.frontend.address));
     // A frontend without room is in no table, and nobody else's.
-    let is_won = |row: &Row| owner_of(row.frontend).is_none_or(|owner| owner == row.service);
-    let (rows, lost): (Vec<_>, Vec<_>) = desired_rows(store, name).into_iter().partition(is_won);
+    let is_won = |row: &Row| counts(row) && owner_of(row.frontend).is_none_or(|owner| owner == row.service);
+    let (rows, lost): (Vec<_>, Vec<_>) = rows.into_iter().partition(is_won);
     let mut explanations: Vec<_> =
         slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, &service, slice_name, *slice)).collect();
     explanations.extend(service.ports.iter().filter_map(|port| no_node_port(&rows, &lost, port)));
-    explanations.extend(lost.iter().map(|row| lost_frontend(row, owner_of(row.frontend))));
+    explanations.extend(no_external_ips(store, &service));
+    explanations.extend(lost.iter().map(|row| match cluster_ips.get(&row.frontend.address) {
+        Some(owner) if !counts(row) => lost_frontend(row, owner, "whose ClusterIP takes no other claim"),
+        _ => lost_frontend(row, &owner_of(row.frontend).unwrap_or_else(|| row.service.clone()), "which comes first"),
+    }));
     for port in &service.ports {
         let scopes: BTreeSet<_> =
             rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family())).collect();
@@ -196,9 +204,30 @@ fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explan
     })
 }
 
+/// Services that have these addresses as their ClusterIPs.
+fn cluster_ip_owners(store: &Store, addresses: BTreeSet<Address>) -> BTreeMap<Address, ServiceName> {
+    if addresses.is_empty() {
+        return BTreeMap::new();
+    }
+    let owned = store.services().flat_map(|(name, row)| row.cluster_ips.into_iter().map(move |ip| (ip, name)));
+    owned.filter(|(ip, _)| addresses.contains(ip)).map(|(ip, name)| (ip, name.clone())).collect()
+}
+
+/// Explanation for external addresses that the settings leave out.
+fn no_external_ips(store: &Store, service: &ServiceRow) -> Option<Explanation> {
+    (!store.serves_external_ips() && !service.external_ips.is_empty()).then(|| Explanation {
+        port_name: String::new(),
+        protocol: None,
+        sources: BTreeSet::from([FrontendSource::ExternalIp]),
+        endpoint: "all".to_owned(),
+        slice: None,
+        usage: Usage::Unused,
+        reason: "external addresses are not served (--external-ips ignore)".to_owned(),
+    })
+}
+
 /// Explanation for a frontend that no endpoint gets connections from.
-fn lost_frontend(row: &Row, owner: Option<ServiceName>) -> Explanation {
-    let owner = owner.map(|owner| owner.to_string()).unwrap_or_default();
+fn lost_frontend(row: &Row, owner: &ServiceName, why: &str) -> Explanation {
     Explanation {
         port_name: row.port_name.to_string(),
         protocol: Some(row.frontend.protocol),
@@ -206,7 +235,7 @@ fn lost_frontend(row: &Row, owner: Option<ServiceName>) -> Explanation {
         endpoint: "all".to_owned(),
         slice: None,
         usage: Usage::Unused,
-        reason: format!("{} belongs to Service {owner}, which comes first", row.frontend),
+        reason: format!("{} belongs to Service {owner}, {why}", row.frontend),
     }
 }
 
@@ -448,7 +477,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::{Event, NodeContext, object_name, parse_address, resolve};
+    use crate::{Event, ExternalIps, NodeContext, object_name, parse_address, resolve};
 
     const SERVICE: &str = "
 apiVersion: v1
@@ -480,12 +509,12 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
     }
 
     fn lines_on(node: Option<&str>, slices: &[String]) -> Vec<String> {
+        lines_in(NodeContext { node_name: node.map(str::to_owned), ..NodeContext::default() }, slices)
+    }
+
+    fn lines_in(context: NodeContext, slices: &[String]) -> Vec<String> {
         let web = ObjectName::new("default", "web");
-        let own = NodeContext {
-            node_name: node.map(str::to_owned),
-            pod_ips: vec![parse_address("172.16.0.1").unwrap()],
-            ..NodeContext::default()
-        };
+        let own = NodeContext { pod_ips: vec![parse_address("172.16.0.1").unwrap()], ..context };
         let (mut store, mut parsed) = (Store::new(own), Vec::new());
         let text = format!("{SERVICE}{}", slices.concat());
         for object in serde_saphyr::from_multiple::<Value>(&text).unwrap() {
@@ -596,7 +625,7 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
     #[test]
     fn rejected_endpoints_are_explained_too() {
         let http = "ports: [{name: http, port: 8080}]";
-        let all = "ClusterIP,ExternalIP,LoadBalancerIP";
+        let all = "ClusterIP,LoadBalancerIP,ExternalIP";
         let bad = format!("addressType: IPv4\n{http}\nendpoints: [{{addresses: [x]}}, {{addresses: []}}]");
         let v6 = format!("addressType: IPv6\n{http}\nendpoints: [{{addresses: ['fd00::1']}}]");
         let named = "addressType: FQDN\nendpoints: [{addresses: [example.org]}]";
@@ -631,6 +660,17 @@ spec: {clusterIP: 10.96.0.2, externalIPs: [203.0.113.1], ports: [{port: 80}]}\n"
     }
 
     #[test]
+    fn an_external_address_that_is_not_served_says_why() {
+        let owner = "---\napiVersion: v1\nkind: Service\nmetadata: {name: owner}
+spec: {clusterIP: 203.0.113.1, ports: [{port: 81}]}\n";
+        let claimed = lines(&[owner.to_owned()]);
+        let why = "203.0.113.1:80/TCP belongs to Service default/owner, whose ClusterIP takes no other claim";
+        assert_eq!(claimed, [format!("-: ExternalIP all no {why}")]);
+        let ignored = lines_in(NodeContext { external_ips: ExternalIps::Ignore, ..NodeContext::default() }, &[]);
+        assert_eq!(ignored, ["-: ExternalIP all no external addresses are not served (--external-ips ignore)"]);
+    }
+
+    #[test]
     fn of_one_endpoint_in_two_slices_the_one_that_counts_is_named() {
         let with = |conditions: &str| {
             format!(
@@ -641,7 +681,7 @@ spec: {clusterIP: 10.96.0.2, externalIPs: [203.0.113.1], ports: [{port: 80}]}\n"
         let lines = lines(&[slice("a", &with("ready: false, terminating: true")), slice("b", &with("ready: true"))]);
         assert_eq!(
             lines.first().unwrap(),
-            "a: ClusterIP,ExternalIP,LoadBalancerIP 10.1.0.1:1 no slice default/b has it too, and that one counts"
+            "a: ClusterIP,LoadBalancerIP,ExternalIP 10.1.0.1:1 no slice default/b has it too, and that one counts"
         );
         assert_eq!(lines.get(1).unwrap(), "b: ExternalIP 10.1.0.1:1 yes ready");
     }

@@ -36,7 +36,7 @@ pub use kernel::{
     Reserve, TcpPlace,
 };
 pub use names::{ObjectName, ServiceName, Text};
-pub use node_context::NodeContext;
+pub use node_context::{ExternalIps, NodeContext};
 pub use object_row::{ObjectRow, ResourceKind, object_name};
 pub use planner::{CHANGES_MAX, FrontendName, SetChange, TablePlanner, Write};
 pub use problem::{Problem, is_steering, printable, shortened};

@@ -22,6 +22,18 @@ pub struct NodeContext {
     pub node_ips: Vec<Address>,
     /// Addresses of the VM, which are compared with `loadBalancerSourceRanges`.
     pub pod_ips: Vec<Address>,
+    /// Whether the external addresses of Services are served.
+    pub external_ips: ExternalIps,
+}
+
+/// Treatment of `spec.externalIPs`, which whoever may write a Service can set to any address (CVE-2020-8554).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExternalIps {
+    /// They are frontends.
+    #[default]
+    Serve,
+    /// They are not served.
+    Ignore,
 }
 
 /// Compact row of the Node.

@@ -264,7 +264,10 @@ impl TablePlanner {
 
     /// Claim that serves the frontend, and its set.
     fn in_force<'a>(&'a self, frontend: Frontend, claims: &'a [Claim]) -> Option<(&'a Claim, &'a BackendSet)> {
-        claims.iter().find_map(|claim| Some((claim, self.sets.get(&claim.key(frontend))?)))
+        self.claims
+            .that_count(frontend.address, claims)
+            .iter()
+            .find_map(|claim| Some((claim, self.sets.get(&claim.key(frontend))?)))
     }
 
     /// Applies all claims first, since the owner of a frontend decides which sets may be taken over; then publishes

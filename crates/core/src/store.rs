@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Address, NodeContext, ObjectName, ObjectRow, Problem, ResourceKind, ServiceName, ServiceRow, SliceRow,
+    Address, ExternalIps, NodeContext, ObjectName, ObjectRow, Problem, ResourceKind, ServiceName, ServiceRow, SliceRow,
     names::Texts, node_context::NodeRow, object_row::Parsed, packed::Packed,
 };
 use crate::api::{EndpointSlice, Node, Service};
@@ -46,6 +46,8 @@ pub enum Event {
     PodIps(Vec<Address>),
     /// Given addresses of the node; empty: those of its Node.
     NodeIps(Vec<Address>),
+    /// Treatment of the external addresses of Services.
+    ExternalIps(ExternalIps),
     /// The objects of a kind were compared with the source as it was after the comparison of this number was asked for:
     /// all changes until then have arrived.
     Compared(ResourceKind, u64),
@@ -61,7 +63,12 @@ impl Event {
             Self::Node(_) => Some(ResourceKind::Nodes),
             Self::Row(row) => Some(row.kind),
             Self::Deleted(kind, _) | Self::Unreadable { kind, .. } => Some(*kind),
-            Self::ListStarted(_) | Self::ListDone(_) | Self::PodIps(_) | Self::NodeIps(_) | Self::Compared(..) => None,
+            Self::ListStarted(_)
+            | Self::ListDone(_)
+            | Self::PodIps(_)
+            | Self::NodeIps(_)
+            | Self::ExternalIps(_)
+            | Self::Compared(..) => None,
         }
     }
 }
@@ -148,6 +155,7 @@ impl Store {
             Event::Deleted(kind, name) => self.delete(kind, &scoped(kind, name)),
             Event::Unreadable { kind, name, message } => return self.apply_unreadable(kind, name, &message),
             Event::PodIps(addresses) => self.set_pod_ips(addresses),
+            Event::ExternalIps(external_ips) => self.set_external_ips(external_ips),
             Event::NodeIps(addresses) => self.change_node(|store| store.context.node_ips = addresses),
             // An earlier comparison may have shown an earlier state.
             Event::Compared(kind, number) => {
@@ -218,6 +226,11 @@ impl Store {
     #[must_use]
     pub fn pod_ips(&self) -> &[Address] {
         &self.context.pod_ips
+    }
+
+    /// Whether external addresses of Services are served.
+    pub(super) fn serves_external_ips(&self) -> bool {
+        self.context.external_ips == ExternalIps::Serve
     }
 
     /// Services whose rows or slices have changed since the last call; none until the store is complete.
@@ -349,11 +362,27 @@ impl Store {
 
     fn set_pod_ips(&mut self, addresses: Vec<Address>) {
         if self.context.pod_ips != addresses {
-            self.context.pod_ips = addresses;
-            let restricted = self.services().filter(|(_, service)| !service.source_ranges.is_empty());
-            let restricted: Vec<_> = restricted.map(|(name, _)| self.known_service(name)).collect();
-            restricted.into_iter().for_each(|name| self.mark(name));
+            let before = std::mem::replace(&mut self.context.pod_ips, addresses);
+            let own = [before, self.context.pod_ips.clone()].concat();
+            self.mark_each(|service| {
+                let mut outside = service.external_ips.iter().chain(&service.load_balancer_ips);
+                !service.source_ranges.is_empty() || outside.any(|address| own.contains(address))
+            });
         }
+    }
+
+    fn set_external_ips(&mut self, external_ips: ExternalIps) {
+        if self.context.external_ips != external_ips {
+            self.context.external_ips = external_ips;
+            self.mark_each(|service| !service.external_ips.is_empty());
+        }
+    }
+
+    /// Marks the Services that a change of a setting concerns.
+    fn mark_each(&mut self, is_concerned: impl Fn(&ServiceRow) -> bool) {
+        let concerned = self.services().filter(|(_, service)| is_concerned(service));
+        let concerned: Vec<_> = concerned.map(|(name, _)| self.known_service(name)).collect();
+        concerned.into_iter().for_each(|name| self.mark(name));
     }
 
     /// An undecodable object keeps its last good state or, failing that, an earlier definition in the list.

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Backend, Capacity, Event, KernelTable, Limits, NodeContext, ObjectName, Reserve, ResourceKind, Row, Store,
-    TablePlanner, parse_address, resolve,
+    Backend, Capacity, Event, ExternalIps, KernelTable, Limits, NodeContext, ObjectName, Reserve, ResourceKind, Row,
+    Store, TablePlanner, parse_address, resolve,
 };
 
 /// Content of a file of cases.
@@ -35,6 +35,9 @@ struct Case {
     node_ips: Vec<String>,
     #[serde(default)]
     pod_ips: Vec<String>,
+    /// External addresses of Services are not served.
+    #[serde(default)]
+    ignores_external_ips: bool,
     #[serde(flatten)]
     step: CaseStep,
     #[serde(default)]
@@ -151,6 +154,7 @@ impl World {
             node_name: case.node.clone(),
             node_ips: read_addresses(&case.node_ips),
             pod_ips: read_addresses(&case.pod_ips),
+            external_ips: if case.ignores_external_ips { ExternalIps::Ignore } else { ExternalIps::Serve },
         };
         let table = TablePlanner::new(LIMITS, KernelTable::default());
         Self { decode, store: Store::new(own), table, is_followed: false }

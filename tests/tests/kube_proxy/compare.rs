@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     api::{full_name, kind, service_of},
     cluster::{NODE_IPS, View},
-    declared::{self, Undefined},
+    declared::{self, TakenClusterIps, Undefined},
     frontends::{Frontend, Outcome, Row},
     walk,
 };
@@ -27,6 +27,8 @@ pub(crate) struct Tally {
     outcomes: BTreeMap<String, usize>,
     /// Number of comparisons that do not count because kube-proxy's result is undefined.
     undefined: usize,
+    /// Number of comparisons on ClusterIPs that another Service claims as external addresses.
+    taken: usize,
 }
 
 impl Tally {
@@ -42,7 +44,8 @@ impl Tally {
 
     /// Ends the test if any expected comparison is missing.
     pub(crate) fn check(&self) {
-        eprintln!("compared: {:?}; undefined in kube-proxy: {}", self.outcomes, self.undefined);
+        let Self { outcomes, undefined, taken } = self;
+        eprintln!("compared: {outcomes:?}; undefined in kube-proxy: {undefined}; on claimed ClusterIPs: {taken}");
         for word in ["ClusterIP", "ExternalIP", "LoadBalancerIP", "NodePort", "refuse", "drop", "forward", "affinity"] {
             assert!(self.outcomes.keys().any(|outcome| outcome.contains(word)), "never compared: {word}");
         }
@@ -53,7 +56,7 @@ impl Tally {
 
 /// Description of the differences between the proxies; empty if there are none.
 pub(crate) fn differences(view: &View, tally: &mut Tally) -> String {
-    let undefined = Undefined::find(&view.objects);
+    let (undefined, taken) = (Undefined::find(&view.objects), TakenClusterIps::find(&view.objects));
     let kube_proxy =
         walk::frontends(&view.kube_proxy).into_iter().filter(|frontend| !declared::is_out_of_reach(frontend));
     let kube_proxy = kube_proxy.map(|frontend| (frontend.clone(), walk::outcome(&view.kube_proxy, &frontend)));
@@ -72,6 +75,8 @@ pub(crate) fn differences(view: &View, tally: &mut Tally) -> String {
             found.iter().flatten().for_each(|row| tally.count(row));
         } else if found[0].is_some_and(|row| is_undefined(&row)) && found[1].is_some_and(|row| is_undefined(&row)) {
             tally.undefined += 1;
+        } else if taken.contains(frontend, found) {
+            tally.taken += 1;
         } else {
             describe(&mut text, view, frontend, wanted, found);
         }
@@ -124,9 +129,7 @@ fn related_objects<'v>(view: &'v View, frontend: &Frontend, found: [Option<&Row>
 
 /// Checks that exactly the ClusterIPs refuse connections to their unused ports.
 fn unknown_ports(view: &View) -> String {
-    let frontends = walk::frontends(&view.kube_proxy);
-    let mut cluster_ips = walk::cluster_ips(&view.kube_proxy);
-    cluster_ips.retain(|ip| !declared::has_no_port_in_reach(*ip, &frontends));
+    let cluster_ips = walk::cluster_ips(&view.kube_proxy);
     // The node's own addresses exist, and refuse by themselves.
     let node_ips = NODE_IPS.map(|ip| ip.parse::<IpAddr>().unwrap());
     let others = view.in_kernel.keys().map(|frontend| frontend.address.ip());

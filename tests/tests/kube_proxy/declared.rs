@@ -12,7 +12,7 @@ use cproxy_tests::control_plane::NODE;
 use serde_json::Value;
 
 use crate::{
-    api::{kind, name, service_of},
+    api::{full_name, kind, name, service_of},
     frontends::{Frontend, Row},
     universe::Change,
 };
@@ -22,10 +22,31 @@ pub(crate) fn is_out_of_reach(frontend: &Frontend) -> bool {
     frontend.protocol == "SCTP"
 }
 
-/// Whether all ports of a ClusterIP are SCTP. Such a ClusterIP has no entry in cproxy's table, so cproxy refuses
-/// nothing on its other ports: the network decides about a connection there.
-pub(crate) fn has_no_port_in_reach(cluster_ip: IpAddr, frontends: &BTreeSet<Frontend>) -> bool {
-    frontends.iter().filter(|frontend| frontend.address.ip() == cluster_ip).all(is_out_of_reach)
+/// Addresses that are a Service's ClusterIP and another's external address. kube-proxy serves both, and takes any of two
+/// claims on one port. In cproxy the ClusterIP takes no other claim (CVE-2020-8554).
+pub(crate) struct TakenClusterIps(BTreeSet<IpAddr>);
+
+impl TakenClusterIps {
+    pub(crate) fn find(objects: &[Value]) -> Self {
+        let services = || objects.iter().filter(|object| kind(object) == "Service");
+        let of = |service: &Value, at: &str| -> BTreeSet<IpAddr> {
+            let texts = service["spec"][at].as_array().into_iter().flatten();
+            texts.filter_map(|text| text.as_str()?.parse().ok()).collect()
+        };
+        let mut taken = BTreeSet::new();
+        for service in services() {
+            let others = services().filter(|other| full_name(other) != full_name(service));
+            let claimed = others.flat_map(|other| of(other, "externalIPs")).collect();
+            taken.extend(&of(service, "clusterIPs") & &claimed);
+        }
+        Self(taken)
+    }
+
+    /// Whether kube-proxy may serve this frontend for another Service, and cproxy does as it should: the frontend is the
+    /// ClusterIP's, or there is none.
+    pub(crate) fn contains(&self, frontend: &Frontend, found: [Option<&Row>; 2]) -> bool {
+        self.0.contains(&frontend.address.ip()) && found.iter().flatten().all(|row| row.source == "ClusterIP")
+    }
 }
 
 /// Whether a slice has changed its label. A kube-proxy that has seen both labels also keeps the slice for its former

@@ -159,13 +159,17 @@ impl Service {
         self.affinity = random.percent(40).then(|| random.pick(&[1, 30, 10_800, 86_400]));
     }
 
-    /// Draws its own external addresses, and sometimes its ClusterIPs or those of its load balancer. Only one Service
-    /// may have the node's addresses: of two Services that claim an address, kube-proxy takes any.
+    /// Draws its own external addresses, and sometimes its ClusterIPs, those of its load balancer, or the ClusterIPs of
+    /// the Service made before it. Only one Service may have the node's addresses: of two Services that claim an
+    /// address, kube-proxy takes any.
     fn draw_external_ips(&mut self, random: &mut Random) {
         let mut all = self.own_external_ips().to_vec();
         if random.percent(20) {
             all.extend(self.cluster_ips());
             all.extend(self.balancer_ips());
+        }
+        if random.percent(20) {
+            all.extend(cluster_ips(self.number - 1));
         }
         if (self.namespace, self.name) == ("default", "a") {
             all.extend(NODE_IPS.map(str::to_owned));
@@ -202,7 +206,7 @@ impl Service {
     }
 
     fn cluster_ips(&self) -> [String; 2] {
-        [format!("10.96.1.{}", self.number), format!("fd00:10:96::1{:02}", self.number)]
+        cluster_ips(self.number)
     }
 
     /// The object in the API server's form.
@@ -273,6 +277,11 @@ impl Service {
 
 fn policy(is_local: bool) -> &'static str {
     if is_local { "Local" } else { "Cluster" }
+}
+
+/// ClusterIPs of the Service with this number.
+fn cluster_ips(number: usize) -> [String; 2] {
+    [format!("10.96.1.{number}"), format!("fd00:10:96::1{number:02}")]
 }
 
 fn external_name() -> Value {

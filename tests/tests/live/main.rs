@@ -5,6 +5,7 @@ mod bad_input;
 mod bad_server;
 mod cgroups;
 mod check;
+mod claims;
 mod connects;
 mod frontends;
 mod get;

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Address, Family, Frontend, FrontendSource, Problem, Protocol, Scope, ServiceName,
-    desired::{ClaimRank, DesiredFrontend, precedence},
+    desired::{ClaimRank, DesiredFrontend, may_claim, precedence},
     names::{Text, Texts},
     problem::{FRONTENDS_NAMED_MAX, some_of},
     store::refill,
@@ -26,7 +26,7 @@ pub(super) struct Claims {
     port_names: Texts,
     pub(super) frontends: Frontends,
     pub(super) cluster_ips: ClusterIps,
-    /// Frontends with several claims.
+    /// Frontends with several claims, or with one that does not count.
     contested: BTreeSet<Frontend>,
     /// Raised whenever [`Claims::conflicts`] may have changed.
     pub(super) revision: u64,
@@ -37,6 +37,9 @@ pub(super) struct Claims {
 struct ServiceClaims {
     created_s: Option<i64>,
     rows: Box<[ClaimRef]>,
+    /// ClusterIPs that are in no row: those of a Service without a port that is served, and those of a bootstrap that
+    /// the kernel has.
+    bare_cluster_ips: Box<[Address]>,
 }
 
 /// Claim of one frontend.
@@ -51,7 +54,7 @@ struct ClaimRef {
 /// Difference between the claims of a Service before and after a change.
 #[derive(Debug, Default)]
 pub(super) struct ClaimChanges {
-    /// Frontends that the Service claimed before or claims now.
+    /// Frontends that the Service claimed before or claims now, and those whose claims begin or cease to count.
     pub(super) frontends: Vec<Frontend>,
     /// ClusterIPs whose claims have changed.
     pub(super) cluster_ips: Vec<Address>,
@@ -60,10 +63,12 @@ pub(super) struct ClaimChanges {
 }
 
 /// Owner of a contested frontend.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner<'a> {
     Port(&'a str),
     Service(&'a ServiceName),
+    /// The Service whose ClusterIP is the frontend's address, which has no such port.
+    ClusterIp(&'a ServiceName),
 }
 
 /// Frontends that one Service loses to one owner.
@@ -104,16 +109,29 @@ impl Claims {
             return ClaimChanges { frontends: after.frontends().collect(), ..ClaimChanges::default() };
         }
         let before = self.services.remove(service).unwrap_or_default();
-        let changes = ClaimChanges {
-            frontends: before.frontends().chain(after.frontends()).collect(),
-            cluster_ips: before.cluster_ips().chain(after.cluster_ips()).collect(),
-            gone: before.sets_without(&after, service),
+        let cluster_ips: BTreeSet<_> = before.cluster_ips().chain(after.cluster_ips()).collect();
+        let claimed = |own: &Self| -> Vec<bool> {
+            cluster_ips.iter().map(|&address| own.cluster_ips.is_claimed(address)).collect()
         };
-        self.withdraw(service, &before.rows);
+        let was_claimed = claimed(self);
+        self.withdraw(service, &before);
         for claim in &after.rows {
             self.claim(service, claim, after.created_s);
         }
-        if !after.rows.is_empty() {
+        after.cluster_ips().for_each(|address| self.cluster_ips.claim(address));
+        let mut frontends: Vec<_> = before.frontends().chain(after.frontends()).collect();
+        let changed = cluster_ips.iter().zip(was_claimed.into_iter().zip(claimed(self)));
+        for (&address, _) in changed.filter(|(_, (before, after))| before != after) {
+            let claimed = self.frontends.of_address(address).filter(|(_, claims)| !claims.is_empty());
+            frontends.extend(claimed.map(|(frontend, _)| frontend));
+        }
+        frontends.iter().for_each(|frontend| self.mark_contested(*frontend));
+        let changes = ClaimChanges {
+            frontends,
+            cluster_ips: cluster_ips.into_iter().collect(),
+            gone: before.sets_without(&after, service),
+        };
+        if after != ServiceClaims::default() {
             self.services.insert(service.clone(), after);
         }
         changes
@@ -127,24 +145,21 @@ impl Claims {
             source,
             scope,
         };
-        ServiceClaims { created_s: desired.created_s(), rows: desired.frontends(frontends).map(claim).collect() }
+        let rows: Box<[_]> = desired.frontends(frontends).map(claim).collect();
+        let has_row = |address: &Address| rows.iter().any(|claim| claim.is_of_cluster_ip(*address));
+        let bare_cluster_ips = desired.cluster_ips().iter().filter(|address| !has_row(address)).copied().collect();
+        // A Service without claims counts as none.
+        let created_s = desired.created_s().filter(|_| !rows.is_empty());
+        ServiceClaims { created_s, rows, bare_cluster_ips }
     }
 
-    fn withdraw(&mut self, service: &ServiceName, claims: &[ClaimRef]) {
-        for claim in claims {
-            self.frontends.remove_claims(claim.frontend, service);
-            self.mark_contested(claim.frontend);
-            if claim.source == FrontendSource::ClusterIp {
-                self.cluster_ips.unclaim(claim.frontend.address);
-            }
-        }
+    fn withdraw(&mut self, service: &ServiceName, claims: &ServiceClaims) {
+        claims.frontends().for_each(|frontend| self.frontends.remove_claims(frontend, service));
+        claims.cluster_ips().for_each(|address| self.cluster_ips.unclaim(address));
     }
 
     fn claim(&mut self, service: &Arc<ServiceName>, claim: &ClaimRef, created_s: Option<i64>) {
         let ClaimRef { frontend, source, scope, .. } = *claim;
-        if source == FrontendSource::ClusterIp {
-            self.cluster_ips.claim(frontend.address);
-        }
         let services = &self.services;
         let rank = ClaimRank { source, created_s, service };
         let claim = Claim { service: service.clone(), port_name: claim.port_name.clone(), source, scope };
@@ -157,11 +172,32 @@ impl Claims {
             let other = ClaimRank { source: other.source, created_s, service: &other.service };
             precedence(other, rank).is_le()
         });
-        self.mark_contested(frontend);
+    }
+
+    /// Claims on a frontend that count, the first in precedence first.
+    pub(super) fn of(&self, frontend: Frontend) -> &[Claim] {
+        self.that_count(frontend.address, self.frontends.claims(frontend))
+    }
+
+    /// Those of an address's sorted claims that count: the ClusterIPs' come first.
+    pub(super) fn that_count<'a>(&self, address: Address, claims: &'a [Claim]) -> &'a [Claim] {
+        let may_all = claims.last().is_none_or(|last| may_claim(last.source, || self.cluster_ips.is_claimed(address)));
+        let count = if may_all {
+            claims.len()
+        } else {
+            claims.partition_point(|claim| claim.source == FrontendSource::ClusterIp)
+        };
+        claims.get(..count).unwrap_or(claims)
+    }
+
+    /// Key of the set of the first claim.
+    pub(super) fn owner(&self, frontend: Frontend) -> Option<BackendSetKey> {
+        self.of(frontend).first().map(|claim| claim.key(frontend))
     }
 
     fn mark_contested(&mut self, frontend: Frontend) {
-        let is_contested = self.frontends.claims(frontend).len() > 1;
+        let claims = self.frontends.claims(frontend);
+        let is_contested = claims.len() > 1 || self.of(frontend).len() != claims.len();
         let was_contested =
             if is_contested { !self.contested.insert(frontend) } else { self.contested.remove(&frontend) };
         self.revision += u64::from(is_contested || was_contested);
@@ -170,15 +206,35 @@ impl Claims {
     /// One problem for each Service that loses frontends, and each owner that it loses them to.
     pub(super) fn conflicts(&self) -> impl Iterator<Item = Problem> {
         let mut all = BTreeMap::<(&ServiceName, Owner<'_>), LostFrontends>::new();
+        let mut cluster_ip = None;
         for &frontend in &self.contested {
-            let [first, losers @ ..] = self.frontends.claims(frontend) else { continue };
-            for claim in losers {
+            let claims = self.frontends.claims(frontend);
+            let [first, ..] = self.of(frontend) else {
+                // The frontends of an address come together.
+                if cluster_ip.is_none_or(|(address, _)| address != frontend.address) {
+                    cluster_ip = Some((frontend.address, self.owner_of_cluster_ip(frontend.address)));
+                }
+                let Some((_, Some(service))) = cluster_ip else { continue };
+                for claim in claims {
+                    all.entry((&claim.service, Owner::ClusterIp(service))).or_default().add(frontend);
+                }
+                continue;
+            };
+            for claim in claims.iter().skip(1) {
                 let is_own = first.service == claim.service;
                 let owner = if is_own { Owner::Port(&first.port_name) } else { Owner::Service(&first.service) };
                 all.entry((&claim.service, owner)).or_default().add(frontend);
             }
         }
         all.into_iter().map(|((service, owner), lost)| lost.problem(service, &owner))
+    }
+
+    /// Service that has this ClusterIP.
+    fn owner_of_cluster_ip(&self, address: Address) -> Option<&ServiceName> {
+        let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
+        let with_port = claims.find(|claim| claim.source == FrontendSource::ClusterIp).map(|claim| &*claim.service);
+        let mut bare = self.services.iter().filter(|(_, claims)| claims.bare_cluster_ips.contains(&address));
+        with_port.or_else(|| bare.next().map(|(service, _)| &**service))
     }
 
     /// Rebuilds the trees: insertion in ascending order leaves their nodes half empty.
@@ -194,9 +250,10 @@ impl ServiceClaims {
         self.rows.iter().map(|claim| claim.frontend)
     }
 
+    /// The Service's ClusterIPs, each as often as it has rows, or once.
     fn cluster_ips(&self) -> impl Iterator<Item = Address> {
         let claims = self.rows.iter().filter(|claim| claim.source == FrontendSource::ClusterIp);
-        claims.map(|claim| claim.frontend.address)
+        claims.map(|claim| claim.frontend.address).chain(self.bare_cluster_ips.iter().copied())
     }
 
     /// Sets that these claims need and `after` does not, each with the frontends that led to it.
@@ -208,6 +265,10 @@ impl ServiceClaims {
 }
 
 impl ClaimRef {
+    fn is_of_cluster_ip(&self, address: Address) -> bool {
+        self.source == FrontendSource::ClusterIp && self.frontend.address == address
+    }
+
     fn family(&self) -> Family {
         self.frontend.address.family()
     }
@@ -237,11 +298,12 @@ impl LostFrontends {
     fn problem(&self, service: &ServiceName, owner: &Owner<'_>) -> Problem {
         let belong = if self.count == 1 { "belongs" } else { "belong" };
         let owner = match owner {
-            Owner::Port(name) => format!("its own port {name:?}"),
-            Owner::Service(name) => format!("Service {name}"),
+            Owner::Port(name) => format!("its own port {name:?}, which comes first"),
+            Owner::Service(name) => format!("Service {name}, which comes first"),
+            Owner::ClusterIp(name) => format!("Service {name}, whose ClusterIP takes no other claim"),
         };
         let frontends = some_of(&self.first, self.count);
-        let message = format!("{frontends} {belong} to {owner}, which comes first");
+        let message = format!("{frontends} {belong} to {owner}");
         Problem::new(format_args!("Service {service}"), "", message)
     }
 }

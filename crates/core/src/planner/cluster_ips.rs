@@ -15,7 +15,7 @@ pub(super) struct ClusterIps {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct ClusterIp {
-    /// Number of frontends with this address that Services claim.
+    /// Number of claims of Services: one for each frontend with this address, or one without any.
     claims: u32,
     is_written: bool,
 }
@@ -45,6 +45,11 @@ impl ClusterIps {
         if let Some(cluster_ip) = self.known.get_mut(&address) {
             cluster_ip.claims = cluster_ip.claims.saturating_sub(1);
         }
+    }
+
+    /// Whether a Service claims the address as its ClusterIP.
+    pub(super) fn is_claimed(&self, address: Address) -> bool {
+        self.known.get(&address).is_some_and(|cluster_ip| cluster_ip.claims != 0)
     }
 
     /// All that Services claim or the kernel has.

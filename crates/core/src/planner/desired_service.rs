@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{frontends::Frontends, set_key::BackendSetKey};
 use crate::{
-    Family, Frontend, Members, Problem, Protocol, Scope, ServiceName, ServicePort, Store,
+    Address, Family, Frontend, Members, Problem, Protocol, Scope, ServiceName, ServicePort, Store,
     desired::{DesiredFrontend, DesiredRows, desired_problems},
     names::Text,
 };
@@ -44,6 +44,11 @@ impl DesiredService {
 
     pub(super) fn affinity_seconds(&self) -> Option<u32> {
         self.desired.as_ref().and_then(DesiredRows::affinity_seconds)
+    }
+
+    /// The Service's ClusterIPs.
+    pub(super) fn cluster_ips(&self) -> &[Address] {
+        self.desired.as_ref().map(DesiredRows::cluster_ips).unwrap_or_default()
     }
 
     /// Desired frontends, one at a time.

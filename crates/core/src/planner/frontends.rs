@@ -126,14 +126,9 @@ impl Frontends {
         }
     }
 
-    /// Claims on a frontend, the first in precedence first.
+    /// Claims on a frontend, the first in precedence first; see [`super::claims::Claims::of`].
     pub(super) fn claims(&self, frontend: Frontend) -> &[Claim] {
         self.known.get(&frontend).map(|known| known.claims.as_slice()).unwrap_or_default()
-    }
-
-    /// Key of the set of the first claim.
-    pub(super) fn owner(&self, frontend: Frontend) -> Option<BackendSetKey> {
-        self.claims(frontend).first().map(|claim| claim.key(frontend))
     }
 
     /// Frontends that the kernel has, with the claims on each.

@@ -101,7 +101,7 @@ impl TablePlanner {
             FrontendSource::ClusterIp => Rank::ClusterIp,
             FrontendSource::ExternalIp | FrontendSource::LoadBalancerIp | FrontendSource::NodePort => Rank::External,
         };
-        let claims = self.claims.frontends.claims(frontend).iter();
+        let claims = self.claims.of(frontend).iter();
         claims.map(|claim| rank(claim.source, &claim.service)).min().unwrap_or(Rank::External)
     }
 
@@ -199,7 +199,7 @@ impl TablePlanner {
     /// from an earlier agent counts only where it is already in force.
     fn wanted(&self, frontend: Frontend) -> Option<u32> {
         let now = self.claims.frontends.set(frontend);
-        let claims = self.claims.frontends.claims(frontend).iter();
+        let claims = self.claims.of(frontend).iter();
         let mut sets = claims.filter_map(|claim| self.sets.get(&claim.key(frontend)));
         sets.find(|set| !set.is_inherited || now == Some(set.id)).map(|set| set.id)
     }
@@ -278,7 +278,7 @@ impl TablePlanner {
     fn report_unplaced(&mut self, frontends: Vec<Frontend>, why: &str) {
         let mut services = BTreeMap::<Arc<ServiceName>, Vec<Frontend>>::new();
         for frontend in frontends {
-            if let Some(owner) = self.claims.frontends.claims(frontend).first() {
+            if let Some(owner) = self.claims.of(frontend).first() {
                 services.entry(owner.service.clone()).or_default().push(frontend);
             }
         }

@@ -57,7 +57,7 @@ impl TablePlanner {
         batch: &mut Batch<'_>,
     ) -> Result<(), PublicationError> {
         if self.sets.get(key).is_none() {
-            self.sets.adopt(key, frontend, &self.claims.frontends);
+            self.sets.adopt(key, frontend, &self.claims);
         }
         if self.sets.get(key).is_none() {
             self.inherit_set(key, frontend, batch);
@@ -75,9 +75,9 @@ impl TablePlanner {
     fn inherit_set(&mut self, key: &BackendSetKey, frontend: Frontend, batch: &mut Batch<'_>) {
         let Some(predecessor) = batch.gone_from.get(&frontend).cloned() else { return };
         let Some(id) = self.sets.get(&predecessor).map(|set| set.id) else { return };
-        let frontends = &self.claims.frontends;
+        let claims = &self.claims;
         let is_own = |&frontend: &Frontend| {
-            frontends.owner(frontend).as_ref() == Some(key) && frontends.set(frontend) == Some(id)
+            claims.owner(frontend).as_ref() == Some(key) && claims.frontends.set(frontend) == Some(id)
         };
         if batch.gone.get(&predecessor).is_some_and(|gone| gone.iter().all(is_own)) {
             self.drain_if_freed(batch);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{frontends::Frontends, packed_set::PackedSet, set_key::BackendSetKey, starved::Shortage};
+use super::{claims::Claims, frontends::Frontends, packed_set::PackedSet, set_key::BackendSetKey, starved::Shortage};
 use crate::{
     Affinity, Capacity, Frontend, KernelSet, Limits, Members, Op,
     slot_allocator::{Extent, SlotAllocator},
@@ -124,9 +124,9 @@ impl BackendSets {
 
     /// Takes over the set that a frontend has had since before the restart, if every frontend that leads to it belongs
     /// to this Service port: its new content must not serve another port's frontend.
-    pub(super) fn adopt(&mut self, key: &BackendSetKey, frontend: Frontend, frontends: &Frontends) {
-        let Some(id) = frontends.set(frontend) else { return };
-        let is_own = |&frontend: &Frontend| frontends.owner(frontend).as_ref() == Some(key);
+    pub(super) fn adopt(&mut self, key: &BackendSetKey, frontend: Frontend, claims: &Claims) {
+        let Some(id) = claims.frontends.set(frontend) else { return };
+        let is_own = |&frontend: &Frontend| claims.owner(frontend).as_ref() == Some(key);
         if self.orphans.get(&id).is_some_and(|orphan| orphan.is_sound && orphan.frontends.iter().all(is_own))
             && let Some(orphan) = self.orphans.remove(&id)
         {

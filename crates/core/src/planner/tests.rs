@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    Affinity, Backend, Capacity, Event, Family, Filter, KernelSet, Members, NodeContext, ObjectName, Protocol, Reserve,
-    ResourceKind, RetiredBackends, SERVICE_FRONTENDS_MAX,
+    Affinity, Backend, Capacity, Event, ExternalIps, Family, Filter, KernelSet, Members, NodeContext, ObjectName,
+    Protocol, Reserve, ResourceKind, RetiredBackends, SERVICE_FRONTENDS_MAX, ServicePort,
     api::{EndpointSlice, Node, Service},
     desired_rows, parse_address, resolve,
 };
@@ -59,6 +59,8 @@ enum Step {
     PodIps(u8),
     /// The node has other given addresses.
     NodeIps(u8),
+    /// External addresses are served or not.
+    ExternalIps(ExternalIps),
     /// A Service becomes one of [`GARBAGE`].
     Garbage {
         name: u8,
@@ -135,7 +137,12 @@ fn step() -> impl Strategy<Value = Step> {
         ),
         2 => (0..4u8).prop_map(|name| Step::SliceGone { name }),
         1 => (0..3u8, 0..8u8).prop_map(|(zone, addresses)| Step::Node { zone, addresses }),
-        1 => prop_oneof![Just(Step::NodeGone), (0..8u8).prop_map(Step::PodIps), (0..4u8).prop_map(Step::NodeIps)],
+        1 => prop_oneof![
+            Just(Step::NodeGone),
+            (0..8u8).prop_map(Step::PodIps),
+            (0..4u8).prop_map(Step::NodeIps),
+            prop_oneof![Just(ExternalIps::Serve), Just(ExternalIps::Ignore)].prop_map(Step::ExternalIps),
+        ],
         1 => (0..3u8, 0..GARBAGE.len()).prop_map(|(name, which)| Step::Garbage { name, which }),
     ];
     let kind = prop_oneof![Just(ResourceKind::Services), Just(ResourceKind::EndpointSlices), Just(ResourceKind::Nodes)];
@@ -183,6 +190,7 @@ struct Cluster {
     node: Option<Node>,
     pod_ips: Vec<Address>,
     node_ips: Vec<Address>,
+    external_ips: ExternalIps,
     services: BTreeMap<u8, Service>,
     slices: BTreeMap<u8, EndpointSlice>,
 }
@@ -199,9 +207,11 @@ fn service(step: ServiceStep) -> Service {
     let some = |values: &[(u8, &str)]| -> Vec<String> {
         values.iter().filter(|(bit, _)| extra(*bit)).map(|(_, value)| (*value).to_owned()).collect()
     };
-    // Two of the addresses may be ClusterIPs of other Services, one is the node's.
-    let external_ips = some(&[(0, "203.0.113.1"), (0, "2001:db8::1"), (1, "10.96.0.1"), (2, "192.0.2.7")]);
-    let balancer_ips = some(&[(3, "203.0.113.1"), (4, "203.0.113.2"), (4, "2001:db8::2")]);
+    // Three of the addresses may be ClusterIPs of other Services, one is the node's, two may be the VM's.
+    let external_ips =
+        some(&[(0, "203.0.113.1"), (0, "2001:db8::1"), (1, "10.96.0.1"), (2, "192.0.2.7"), (2, "10.9.0.1")]);
+    let balancer_ips =
+        some(&[(3, "203.0.113.1"), (3, "fd00:96::1"), (4, "203.0.113.2"), (4, "2001:db8::2"), (4, "fd09::1")]);
     let ranges = some(&[(5, "10.9.0.0/16"), (6, "fd09::/16")]);
     // Several Services may claim one address: two of four are drawn.
     let v4 = format!("10.96.0.{}", vips % 4);
@@ -305,6 +315,10 @@ impl Cluster {
                 self.node_ips = known.filter_map(|ip| parse_address(ip)).collect();
                 vec![Event::NodeIps(self.node_ips.clone())]
             }
+            Step::ExternalIps(external_ips) => {
+                self.external_ips = *external_ips;
+                vec![Event::ExternalIps(self.external_ips)]
+            }
             Step::Garbage { name, which } => {
                 let metadata = format!(r#"{{"name": "s{name}", "namespace": "n"}}"#);
                 let object = format!(r#"{{"metadata": {metadata}, "spec": {}}}"#, GARBAGE[*which]);
@@ -356,7 +370,12 @@ impl Cluster {
     fn lists(&self) -> Vec<Event> {
         let kinds = [ResourceKind::Nodes, ResourceKind::Services, ResourceKind::EndpointSlices];
         let lists = kinds.into_iter().flat_map(|kind| self.list(kind, usize::MAX));
-        [Event::PodIps(self.pod_ips.clone()), Event::NodeIps(self.node_ips.clone())].into_iter().chain(lists).collect()
+        let settings = [
+            Event::PodIps(self.pod_ips.clone()),
+            Event::NodeIps(self.node_ips.clone()),
+            Event::ExternalIps(self.external_ips),
+        ];
+        settings.into_iter().chain(lists).collect()
     }
 }
 
@@ -609,8 +628,62 @@ fn naive(store: &Store) -> BTreeMap<Frontend, Seen> {
 }
 
 fn cluster_ips(store: &Store) -> HashSet<Address> {
-    let rows = store.services().flat_map(|(name, _)| desired_rows(store, name));
-    rows.filter(|row| row.source == FrontendSource::ClusterIp).map(|row| row.frontend.address).collect()
+    store.services().flat_map(|(_, service)| service.cluster_ips).collect()
+}
+
+/// Checks that the frontends of a ClusterIP are those of a Service that has it, whatever else claims the address.
+fn assert_cluster_ips_are_their_services(table: &TablePlanner, store: &Store) {
+    let cluster_ips = cluster_ips(store);
+    for row in table.each_row().filter(|row| cluster_ips.contains(&row.frontend.address)) {
+        let service = store.service_row(&row.service).unwrap();
+        let is_own = service.cluster_ips.contains(&row.frontend.address);
+        let has_port = || {
+            let is_it = |port: &ServicePort| {
+                (port.port, port.protocol, &port.name) == (row.frontend.port, row.frontend.protocol, &row.port_name)
+            };
+            service.ports.iter().any(is_it)
+        };
+        assert!(is_own && has_port(), "{} leads to Service {}", row.frontend, row.service);
+    }
+}
+
+/// Number of pairs of a Service that loses frontends and the owner that it loses them to, derived naively.
+fn conflicts(store: &Store) -> usize {
+    let mut claims = BTreeMap::<Frontend, Vec<(FrontendSource, i64, Row)>>::new();
+    for (name, service) in store.services() {
+        for row in desired_rows(store, name) {
+            let claim = (row.source, service.created_s.unwrap_or(i64::MAX), row);
+            claims.entry(claim.2.frontend).or_default().push(claim);
+        }
+    }
+    let mut cluster_ips = BTreeMap::<Address, ServiceName>::new();
+    for claims in claims.values_mut() {
+        claims.sort_by_key(|(source, created_s, row)| (*source, *created_s, row.service.clone()));
+        for (_, _, row) in claims.iter().filter(|(source, ..)| *source == FrontendSource::ClusterIp) {
+            cluster_ips.entry(row.frontend.address).or_insert_with(|| row.service.clone());
+        }
+    }
+    for (name, service) in store.services() {
+        for ip in service.cluster_ips {
+            cluster_ips.entry(ip).or_insert_with(|| name.clone());
+        }
+    }
+    let mut pairs = BTreeSet::new();
+    for (frontend, claims) in &claims {
+        let (source, _, first) = &claims[0];
+        match cluster_ips.get(&frontend.address) {
+            Some(owner) if *source != FrontendSource::ClusterIp => {
+                let lost = claims.iter().map(|(_, _, row)| (&row.service, owner, None, true));
+                pairs.extend(lost);
+            }
+            _ => {
+                let port = |row: &Row| (first.service == row.service).then_some(first.port_name.clone());
+                let lost = claims.iter().skip(1);
+                pairs.extend(lost.map(|(_, _, row)| (&row.service, &first.service, port(row), false)));
+            }
+        }
+    }
+    pairs.len()
 }
 
 /// Number of problems that Services have because of the node or the VM.
@@ -687,13 +760,9 @@ proptest! {
             assert_eq!(kernel.addresses, cluster_ips(store));
             assert_eq!(kernel.filter, needed_filter(kernel), "no wider than it must be");
             assert_eq!(table.problems.iter().count(), problems(store));
-            let frontends = &table.claims.frontends;
-            let claims = frontends.each_written_with_claims().filter_map(|(_, claims)| claims.split_first());
-            let losers: BTreeSet<_> = claims.flat_map(|(first, losers)| losers.iter().map(|claim| {
-                let port = (first.service == claim.service).then_some(&first.port_name);
-                (&claim.service, &first.service, port)
-            })).collect();
-            assert_eq!(table.problems().len(), problems(store) + losers.len(), "one problem for each loser and owner");
+            assert_cluster_ips_are_their_services(table, store);
+            let conflicts = conflicts(store);
+            assert_eq!(table.problems().len(), problems(store) + conflicts, "one problem for each loser and owner");
         });
     }
 
@@ -718,6 +787,7 @@ proptest! {
             kernel.expect(&store);
             let dirty = store.take_dirty();
             kernel.run(&table.update(&store, dirty));
+            assert_cluster_ips_are_their_services(&table, &store);
         }
         assert_eq!(table.rows(), expected);
         assert_eq!(resolve(&store), expected);
@@ -737,6 +807,7 @@ proptest! {
     ) {
         let limits = Limits { frontends, sets, slots, run_backends, ..GROWING };
         play(&steps, limits, |kernel, store, table| {
+            assert_cluster_ips_are_their_services(table, store);
             assert!(kernel.frontends.len() + kernel.addresses.len() <= frontends as usize);
             if kernel.table() != naive(store) {
                 assert!(table.problems.iter().count() > problems(store), "what does not fit is reported");
