@@ -20,13 +20,26 @@ pub(super) struct Canary {
     name: ServiceName,
     /// Address of each family, and that of its listeners.
     addresses: Vec<(Address, SocketAddr)>,
+    /// Addresses of families that the machine does not have.
+    absent: Vec<Address>,
 }
 
 impl Canary {
     /// Canary of the given addresses, with free ports. A family that the machine does not have is left out.
     pub(super) fn new(addresses: &CanaryAddresses) -> Self {
-        let with_listener = |address| Some((address, listener(address)?));
-        Self { name: service_name(), addresses: addresses.iter().filter_map(with_listener).collect() }
+        let (mut with_listener, mut absent) = (Vec::new(), Vec::new());
+        for address in addresses.iter() {
+            match listener(address) {
+                Some(listener) => with_listener.push((address, listener)),
+                None => absent.push(address),
+            }
+        }
+        Self { name: service_name(), addresses: with_listener, absent }
+    }
+
+    /// Addresses of families that the machine does not have.
+    pub(super) fn absent(&self) -> &[Address] {
+        &self.absent
     }
 
     /// Chooses other ports, where the present ones are in use.
@@ -127,6 +140,7 @@ mod tests {
                 ("198.19.255.254".parse::<IpAddr>().unwrap().into(), "127.0.0.1:4001".parse().unwrap()),
                 ("2001:2::fffe".parse::<IpAddr>().unwrap().into(), "[::1]:4002".parse().unwrap()),
             ],
+            absent: Vec::new(),
         };
         let mut store = Store::new(NodeContext::default());
         for kind in [ResourceKind::Services, ResourceKind::EndpointSlices] {

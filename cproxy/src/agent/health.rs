@@ -108,8 +108,19 @@ impl HealthWatch {
 pub struct CanaryState {
     /// Its routes in the kernel's table; `None` before the first complete sync.
     pub(super) routes: Option<Vec<Route>>,
+    /// Addresses that are configured and have no routes.
+    pub(super) untried: Vec<Untried>,
     /// Exclusions, which may concern the agent.
     pub(super) exclusions: Exclusions,
+}
+
+/// Address of the canary that is configured and cannot be tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Untried {
+    /// The family and why.
+    pub(super) reason: String,
+    /// Whether the machine does not have that family.
+    pub(super) is_absent: bool,
 }
 
 /// Background task.
@@ -208,7 +219,7 @@ impl HealthChecker {
         let canary = self.walk().await;
         let symptom = match &canary {
             CanaryReport::Failed(symptom) => Some(symptom.clone()),
-            CanaryReport::Reached | CanaryReport::NotWalked(_) => None,
+            CanaryReport::Reached | CanaryReport::Partly { .. } | CanaryReport::NotWalked(_) => None,
         };
         let problems: Vec<_> = differences.iter().cloned().chain(symptom).collect();
         for problem in problems.iter().filter(|problem| !known.contains(problem)) {
@@ -285,18 +296,19 @@ impl HealthChecker {
 
     /// Walks the canary. After a failure the table is written anew, and the canary walks once more.
     async fn walk(&self) -> CanaryReport {
-        let Ok(CanaryState { routes, exclusions }) = run_dir::send(&self.requests, Request::Canary).await else {
+        let state = run_dir::send(&self.requests, Request::Canary).await;
+        let Ok(CanaryState { routes, untried, exclusions }) = state else {
             return CanaryReport::NotWalked("the agent ends".to_owned());
         };
         let Some(routes) = routes else {
             return CanaryReport::NotWalked("there is no complete table yet".to_owned());
         };
-        if let Some(reason) = obstacle(&routes, &exclusions) {
+        if let Some(reason) = obstacle(&routes, &untried, &exclusions) {
             return CanaryReport::NotWalked(reason);
         }
         let report = self.walk_routes(routes, &exclusions).await;
         if !matches!(report, CanaryReport::Failed(_)) {
-            return report;
+            return without(report, untried);
         }
         if let Err(error) = run_dir::send(&self.requests, Request::Rewrite).await {
             return CanaryReport::Failed(error.to_string());
@@ -307,7 +319,7 @@ impl HealthChecker {
                 self.watch.canary_failures.fetch_add(1, Ordering::Relaxed);
                 CanaryReport::Failed(symptom + &self.others())
             }
-            report => report,
+            report => without(report, state.untried),
         }
     }
 
@@ -340,15 +352,32 @@ impl HealthChecker {
 }
 
 /// Reason why no process can walk the canary.
-fn obstacle(routes: &[Route], exclusions: &Exclusions) -> Option<String> {
+fn obstacle(routes: &[Route], untried: &[Untried], exclusions: &Exclusions) -> Option<String> {
     if routes.is_empty() {
-        return Some("its addresses are other Services', or there are none (--canary-address)".to_owned());
+        let reasons: Vec<_> = untried.iter().map(|untried| &*untried.reason).collect();
+        let none = "it has no addresses (--canary-address)".to_owned();
+        return Some(if reasons.is_empty() { none } else { reasons.join("; ") });
     }
     if exclusions.ports.contains(&canary::PORT) {
         return Some(format!("port {} is excluded (--exclude-port)", canary::PORT));
     }
     let is_own = exclusions.uids.contains(&rustix::process::geteuid().as_raw());
     is_own.then(|| "the agent's user is excluded (--exclude-uid)".to_owned())
+}
+
+/// The report of a walk that left out some addresses.
+fn without(report: CanaryReport, mut untried: Vec<Untried>) -> CanaryReport {
+    match report {
+        CanaryReport::Reached => {}
+        CanaryReport::Partly { reason, is_absent } => untried.push(Untried { reason, is_absent }),
+        CanaryReport::NotWalked(_) | CanaryReport::Failed(_) => return report,
+    }
+    if untried.is_empty() {
+        return CanaryReport::Reached;
+    }
+    let is_absent = untried.iter().all(|untried| untried.is_absent);
+    let reasons: Vec<_> = untried.into_iter().map(|untried| untried.reason).collect();
+    CanaryReport::Partly { reason: reasons.join("; "), is_absent }
 }
 
 /// Whether the hooks run for the agent itself, as far as that can be seen.

@@ -1,9 +1,10 @@
 //! Owner of store, planner and maps, and the only writer of maps: events in, map writes out.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cproxy_core::{
-    Capacity, Event, Exclusions, Frontend, KernelTable, Limits, Op, Reserve, ResourceKind, Retired, Store, TablePlanner,
+    Address, Capacity, Event, Exclusions, Frontend, KernelTable, Limits, Op, Reserve, ResourceKind, Retired, Store,
+    TablePlanner,
 };
 use cproxy_daemon::memory;
 use cproxy_datapath::{
@@ -20,7 +21,7 @@ use super::{
     canary::Canary,
     error::AgentError,
     explain::{Query, View},
-    health::{CanaryState, HealthWatch},
+    health::{CanaryState, HealthWatch, Untried},
     last_changes::LastChanges,
     measures::{Measures, ResumeReason},
     readiness::{Readiness, Ready},
@@ -356,7 +357,11 @@ impl Reconciler {
     /// State of the canary, as the task that walks it needs it.
     fn canary_state(&self) -> CanaryState {
         let has_table = !matches!(self.state, SyncState::FirstSync);
-        CanaryState { routes: has_table.then(|| self.canary_routes()), exclusions: self.exclusions.clone() }
+        CanaryState {
+            routes: has_table.then(|| self.canary_routes()),
+            untried: untried(&self.own.canary, &self.planner),
+            exclusions: self.exclusions.clone(),
+        }
     }
 
     /// Applies events of the source.
@@ -526,6 +531,27 @@ fn canary_routes(canary: &Canary, planner: &TablePlanner) -> Vec<Route> {
         planner.service_of(Frontend { address, port, protocol: route.protocol }) == Some(&name)
     };
     canary.routes().into_iter().filter(is_in_force).collect()
+}
+
+/// Addresses of the canary without routes: those of families that the machine does not have, and those that are not in
+/// force.
+fn untried(canary: &Canary, planner: &TablePlanner) -> Vec<Untried> {
+    let absent = canary.absent().iter().map(|address| Untried {
+        reason: format!("{}: the loopback device has no such address", address.family()),
+        is_absent: true,
+    });
+    let (name, mut lost) = (service_name(), BTreeMap::new());
+    for route in canary.routes() {
+        let address = Address::from(route.frontend.ip());
+        let frontend = Frontend { address, port: route.frontend.port(), protocol: route.protocol };
+        let why = match planner.service_of(frontend) {
+            Some(owner) if *owner == name => continue,
+            Some(owner) => format!("{frontend} belongs to Service {owner}; choose another by --canary-address"),
+            None => format!("there is no room for {frontend}"),
+        };
+        lost.entry(address).or_insert(Untried { reason: format!("{}: {why}", address.family()), is_absent: false });
+    }
+    absent.chain(lost.into_values()).collect()
 }
 
 /// Gathers the events that arrive within a few milliseconds of the one before, up to a bound from the first.

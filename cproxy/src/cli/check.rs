@@ -28,7 +28,7 @@ use crate::{
     agent::{generation_id, socket_setup},
     config::ObjectSource,
     privileges::{Rights, can_filter_system_calls},
-    report::{CanaryReport, HealthReport, Names, SourceReport},
+    report::{HealthReport, Names, SourceReport},
     run_dir::{self, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_services, fetch_source},
 };
 
@@ -324,9 +324,9 @@ fn source(run_dir: &Path) -> CheckResult {
 
 /// Effect of the programs, which a running agent has just tried.
 fn hooks_of_agent(run_dir: &Path) -> CheckResult {
-    let report = |report: HealthReport| match (report.is_good(), &report.canary) {
-        (true, CanaryReport::Reached) => ok(report),
-        (true, _) => degraded(report),
+    let report = |report: HealthReport| match (report.is_good(), report.is_whole()) {
+        (true, true) => ok(report),
+        (true, false) => degraded(report),
         (false, _) => missing(report),
     };
     fetch_health(run_dir).map_or_else(|error| no_report(run_dir, &error), report)

@@ -19,8 +19,15 @@ pub struct HealthReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CanaryReport {
-    /// Calls through these hooks have had their effect.
+    /// Calls through all hooks have had their effect.
     Reached,
+    /// Calls through the hooks of one family have had their effect, and those of the other were not tried.
+    Partly {
+        /// The family that was not tried, and why.
+        reason: String,
+        /// Whether the machine does not have that family.
+        is_absent: bool,
+    },
     /// It says nothing about the hooks, for this reason.
     NotWalked(String),
     /// A hook has not had its effect.
@@ -33,6 +40,12 @@ impl HealthReport {
     pub fn is_good(&self) -> bool {
         self.differences.is_empty() && !matches!(self.canary, CanaryReport::Failed(_))
     }
+
+    /// Whether all hooks were tried that the machine can have.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        matches!(self.canary, CanaryReport::Reached | CanaryReport::Partly { is_absent: true, .. })
+    }
 }
 
 impl fmt::Display for HealthReport {
@@ -42,6 +55,9 @@ impl fmt::Display for HealthReport {
         }
         match &self.canary {
             CanaryReport::Reached => f.write_str("calls through each hook reach their target")?,
+            CanaryReport::Partly { reason, .. } => {
+                write!(f, "calls through the other hooks reach their target; not tried: {reason}")?;
+            }
             CanaryReport::NotWalked(reason) => write!(f, "no call was tried: {reason}")?,
             CanaryReport::Failed(symptom) => f.write_str(symptom)?,
         }
@@ -66,6 +82,11 @@ mod tests {
         };
         for (report, is_good, text) in [
             (report(&[], CanaryReport::Reached, 0), true, "calls through each hook reach their target"),
+            (
+                report(&[], CanaryReport::Partly { reason: "IPv6: why".to_owned(), is_absent: true }, 0),
+                true,
+                "calls through the other hooks reach their target; not tried: IPv6: why",
+            ),
             (
                 report(&[], CanaryReport::NotWalked("off".to_owned()), 2),
                 true,

@@ -21,9 +21,10 @@ use cproxy_datapath::bpf::{
 };
 use cproxy_tests::{
     echo,
+    manifest::Service,
     process::{Agent, Output, cproxy, eventually},
     sandbox::{Placement, Sandbox},
-    world::{Form, SYNC, World, counter, rows, serve_pods, start_agent_with, web_with},
+    world::{Form, SYNC, TCP, UDP, World, counter, rows, serve_pods, start_agent_with, web_with},
 };
 use serde_json::Value;
 
@@ -193,6 +194,30 @@ fn a_service_with_the_address_of_the_canary_comes_first() {
     let _agent = start_agent_with(&sandbox, ["--canary-address", &vip]);
     assert_eq!(hooks(&sandbox).0, "ok", "port 7 is free");
     echo::ask_name(Form::V4.web()).unwrap();
+}
+
+/// The canary's addresses as external addresses, and one of them as a ClusterIP, as only a manifest can have it.
+#[test]
+fn no_external_address_blinds_the_canary_and_a_family_that_is_not_tried_is_said() {
+    let world = World::start([1]);
+    let claim = |service: Service| -> Vec<Value> {
+        let claimed = ["198.19.255.254", "2001:2::fffe"];
+        let service = service.dual_stack().spec("externalIPs", claimed.to_vec().into());
+        let echo = service.tcp("echo", 7, TCP).udp("echo", 7, UDP);
+        web_with([1]).into_iter().chain([echo.into()]).collect()
+    };
+    let service = || Service::new("blind").namespace("evil").cluster_ips(["10.96.0.66", "fd00:96::66"]);
+    let is_there = |rows: &[Value]| rows.iter().any(|row| row["service"] == "evil/blind");
+    world.set(claim(service()), is_there);
+    assert_eq!(hooks(&world.sandbox), ("ok".to_owned(), "calls through each hook reach their target".to_owned()));
+
+    let taken = Service::new("blind").namespace("evil").cluster_ips(["198.19.255.254", "fd00:96::66"]);
+    world.set(claim(taken), |rows| rows.iter().any(|row| row["address"] == "198.19.255.254"));
+    let (state, detail) = hooks(&world.sandbox);
+    assert_eq!(state, "degraded", "{detail}");
+    for words in ["other hooks reach their target", "IPv4: 198.19.255.254:7/", "evil/blind", "--canary-address"] {
+        assert!(detail.contains(words), "{words}: {detail}");
+    }
 }
 
 #[test]

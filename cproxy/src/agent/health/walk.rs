@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use cproxy_core::Protocol;
+use cproxy_core::{Address, Protocol};
 use cproxy_datapath::{
     bpf::PinDir,
     canary::{Obstacle, Route, WalkError, walk},
@@ -38,23 +38,23 @@ pub(super) fn walk_all(routes: &[Route], pins: &PinDir) -> Walked {
     let outcomes: Vec<_> = routes.iter().map(|route| walk(route, pins)).collect();
     let mut obstacle = None;
     let mut symptoms = Vec::new();
-    for outcome in &outcomes {
+    for (route, outcome) in routes.iter().zip(&outcomes) {
         match outcome {
             Ok(()) => {}
             Err(WalkError::Hook { hooks, symptom }) => symptoms.push(format!("{hooks}: {symptom}")),
-            Err(WalkError::Obstacle(found)) => obstacle = Some(found),
+            Err(WalkError::Obstacle(found)) => obstacle = Some((Address::from(route.frontend.ip()).family(), found)),
         }
     }
     let is_reached = outcomes.iter().any(Result::is_ok);
     let report = match obstacle {
         _ if !symptoms.is_empty() => CanaryReport::Failed(symptoms.join("; ")),
-        // One family may be absent.
-        Some(obstacle) if !is_reached || *obstacle != Obstacle::NoAddress => {
-            CanaryReport::NotWalked(obstacle.to_string())
+        Some((family, obstacle)) if is_reached && *obstacle == Obstacle::NoAddress => {
+            CanaryReport::Partly { reason: format!("{family}: {obstacle}"), is_absent: true }
         }
-        _ => CanaryReport::Reached,
+        Some((_, obstacle)) => CanaryReport::NotWalked(obstacle.to_string()),
+        None => CanaryReport::Reached,
     };
-    Walked { report, needs_ports: obstacle == Some(&Obstacle::PortInUse) }
+    Walked { report, needs_ports: matches!(obstacle, Some((_, Obstacle::PortInUse))) }
 }
 
 /// Walks the routes in a child that enters a cgroup by `entrance`, its file `cgroup.procs`.
