@@ -26,7 +26,7 @@ use super::{
     error_text::first_line,
     exec_plugin::ExecCredentials,
     file::{self, FILE_BYTES_MAX},
-    kubeconfig,
+    kubeconfig, secrets,
     tls::{Identity, TlsMaterial},
 };
 
@@ -268,10 +268,14 @@ fn read_token(path: &Path) -> io::Result<String> {
 }
 
 fn basic(name: &str, password: &str) -> String {
-    format!("Basic {}", BASE64_STANDARD.encode(format!("{name}:{password}")))
+    secrets::remember(password);
+    let encoded = BASE64_STANDARD.encode(format!("{name}:{password}"));
+    secrets::remember(&encoded);
+    format!("Basic {encoded}")
 }
 
 fn secret_header(value: &str) -> Result<HeaderValue, String> {
+    secrets::remember(value.split_once(' ').map_or(value, |(_, secret)| secret));
     let header = HeaderValue::try_from(value);
     let mut header = header.map_err(|_| "the token has a line feed or another control character".to_owned())?;
     header.set_sensitive(true);

@@ -2,8 +2,10 @@
 
 use cproxy_core::printable;
 
-/// An error and its causes in one line. Of each, only the first line is used: parsers print excerpts of their input
-/// below it.
+use super::secrets::hidden;
+
+/// An error and its causes in one line, without secrets. Of each, only the first line is used: parsers print excerpts
+/// of their input below it.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = String::new();
     for error in std::iter::successors(Some(error), |error| error.source()) {
@@ -16,15 +18,15 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// First line of a message.
+/// First line of a message, without secrets.
 pub(super) fn first_line(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
-    printable(text.lines().next().unwrap_or_default().trim_end_matches(':'))
+    printable(&hidden(text.lines().next().unwrap_or_default().trim_end_matches(':')))
 }
 
-/// Text of a server or program as one line, which cannot pass for another line of the log.
+/// Text of a server or program as one line, which cannot pass for another line of the log, without secrets.
 pub(super) fn one_line(text: &str) -> String {
-    printable(&text.split_whitespace().collect::<Vec<_>>().join(" "))
+    printable(&hidden(&text.split_whitespace().collect::<Vec<_>>().join(" ")))
 }
 
 #[cfg(test)]

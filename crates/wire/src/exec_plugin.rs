@@ -19,7 +19,7 @@ use tokio::{
     try_join,
 };
 
-use super::{error_text::one_line, tls::Identity};
+use super::{error_text::one_line, secrets, tls::Identity};
 
 /// Time for the program to end. Two requests that wait for it one after the other still have time for a list.
 const TIMEOUT: Duration = Duration::from_secs(25);
@@ -143,11 +143,15 @@ pub(super) async fn run(config: &ExecConfig) -> Result<ExecCredentials, String> 
     command.args(config.args.iter().flatten()).env("KUBERNETES_EXEC_INFO", info.map_err(|error| error.to_string())?);
     for variable in config.env.iter().flatten() {
         if let (Some(name), Some(value)) = (variable.get("name"), variable.get("value")) {
+            secrets::remember(value);
             command.env(name, value);
         }
     }
     let output = run_to_end(command).await.map_err(|error| named(error.to_string()))?;
     if !output.status.success() {
+        // It may have printed a token and then failed, and repeat what it was given.
+        let printed = ExecCredentials::read(&output.stdout).ok().and_then(|credentials| credentials.token);
+        printed.iter().for_each(|token| secrets::remember(token));
         let message: String =
             one_line(&String::from_utf8_lossy(&output.stderr)).chars().take(MESSAGE_CHARS_MAX).collect();
         let separator = if message.is_empty() { "" } else { ": " };

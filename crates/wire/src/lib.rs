@@ -26,6 +26,7 @@ mod protobuf;
 mod rate_limit;
 mod resources;
 mod response;
+pub mod secrets;
 mod selectors;
 mod source;
 pub mod split;

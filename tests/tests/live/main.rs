@@ -15,6 +15,7 @@ mod other_users;
 mod places;
 mod privileges;
 mod room;
+mod secrets;
 mod settings;
 mod stale;
 mod start;

@@ -1,0 +1,204 @@
+//! Secrets that this process has sent or was given. Texts of servers and programs may repeat them, so they are removed
+//! before a text is logged or shown.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD, prelude::BASE64_URL_SAFE_NO_PAD};
+
+/// Secrets that are remembered: those in use, and those before them that an answer may still repeat.
+const REMEMBERED_MAX: usize = 8;
+
+/// Bytes in a row that are enough of a secret to be removed. Of a shorter secret, all of it is.
+const PIECE_BYTES: usize = 12;
+
+/// Shortest secret that is looked for. A shorter one is part of ordinary words.
+const SECRET_BYTES_MIN: usize = 4;
+
+/// Text in the place of a secret.
+const MARK: &str = "(removed)";
+
+static REMEMBERED: Mutex<VecDeque<Box<str>>> = Mutex::new(VecDeque::new());
+
+/// Remembers a secret of this process, such as a token, a password or the value of a header.
+pub(super) fn remember(secret: &str) {
+    let mut remembered = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if secret.len() < SECRET_BYTES_MIN || remembered.iter().any(|known| **known == *secret) {
+        return;
+    }
+    if remembered.len() == REMEMBERED_MAX {
+        remembered.pop_front();
+    }
+    remembered.push_back(secret.into());
+}
+
+/// The text without the secrets that this process remembers, in any encoding, and without what looks like a token.
+#[must_use]
+pub fn hidden(text: &str) -> String {
+    hidden_with(text, &[])
+}
+
+/// As [`hidden`], and without these secrets, which are not remembered.
+#[must_use]
+pub fn hidden_with(text: &str, secrets: &[&str]) -> String {
+    let remembered = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let all = remembered.iter().map(|secret| &**secret).chain(secrets.iter().copied());
+    let forms: Vec<_> = all.filter(|secret| secret.len() >= SECRET_BYTES_MIN).flat_map(forms).collect();
+    without_tokens(&without(text, &forms))
+}
+
+/// A secret as it is, and as others may encode it.
+fn forms(secret: &str) -> Vec<String> {
+    let percent = |byte: u8| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    let json = serde_json::to_string(secret).unwrap_or_default();
+    let mut forms = vec![
+        secret.to_owned(),
+        secret.bytes().map(percent).collect(),
+        json.trim_matches('"').to_owned(),
+        secret.bytes().map(|byte| format!("{byte:02x}")).collect(),
+    ];
+    // In base64 a secret looks different behind one or two other bytes, which the first four characters depend on.
+    for before in 0..3 {
+        let bytes = [vec![0; before], secret.as_bytes().to_vec()].concat();
+        for encoded in [BASE64_STANDARD_NO_PAD.encode(&bytes), BASE64_URL_SAFE_NO_PAD.encode(&bytes)] {
+            let start = if before == 0 { 0 } else { 4 };
+            // The last character may depend on what follows.
+            forms.extend(encoded.get(start..encoded.len().saturating_sub(1)).map(str::to_owned));
+        }
+    }
+    forms.sort_unstable();
+    forms.dedup();
+    forms.retain(|form| form.len() >= SECRET_BYTES_MIN);
+    forms
+}
+
+/// The text without these forms of secrets and long pieces of them.
+fn without(text: &str, forms: &[String]) -> String {
+    let (long, short): (Vec<_>, Vec<_>) = forms.iter().partition(|form| form.len() >= PIECE_BYTES);
+    let pieces: HashSet<&[u8]> = long.iter().flat_map(|form| form.as_bytes().windows(PIECE_BYTES)).collect();
+    let mut found: Vec<Range<usize>> = Vec::new();
+    let windows = text.as_bytes().windows(PIECE_BYTES).enumerate();
+    found.extend(windows.filter(|(_, piece)| pieces.contains(piece)).map(|(at, _)| at..at + PIECE_BYTES));
+    found.extend(short.iter().flat_map(|form| text.match_indices(&**form)).map(|(at, part)| at..at + part.len()));
+    found.sort_by_key(|range| range.start);
+    let mut clean = String::with_capacity(text.len());
+    let mut end = 0;
+    for range in found {
+        let first = text.floor_char_boundary(range.start);
+        if first >= end {
+            clean.push_str(text.get(end..first).unwrap_or_default());
+            clean.push_str(MARK);
+        }
+        end = end.max(text.ceil_char_boundary(range.end));
+    }
+    clean.push_str(text.get(end..).unwrap_or_default());
+    clean
+}
+
+/// The text without what looks like a token of others.
+fn without_tokens(text: &str) -> String {
+    let is_token = |word: &str| {
+        let mut parts = word.split('.');
+        let is_part = |part: &str| {
+            part.len() > 8 && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+        };
+        // A JSON Web Token (RFC 7519): its first part is the start of a JSON object in base64.
+        word.starts_with("eyJ") && parts.clone().count() == 3 && parts.all(is_part)
+    };
+    let is_end = |char: char| !(char.is_ascii_alphanumeric() || matches!(char, '.' | '-' | '_' | '+' | '/'));
+    let mut clean = String::with_capacity(text.len());
+    let mut follows_scheme = false;
+    for piece in text.split_inclusive(is_end) {
+        let (word, end) = piece
+            .char_indices()
+            .next_back()
+            .filter(|(_, last)| is_end(*last))
+            .map_or((piece, ""), |(at, _)| piece.split_at(at));
+        let is_secret = is_token(word) || follows_scheme && !word.is_empty();
+        clean.push_str(if is_secret { MARK } else { word });
+        clean.push_str(end);
+        if !word.is_empty() {
+            follows_scheme = word.eq_ignore_ascii_case("bearer") || word.eq_ignore_ascii_case("token") && end == "=";
+        }
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TOKEN: &str = "k8s-aws-v1.aHR0cHM6Ly9zdHMuZXU/with+signs=and more";
+
+    #[test]
+    fn a_secret_is_removed_in_every_encoding_and_in_pieces() {
+        let header = format!("Authorization: Bearer {TOKEN}");
+        for (text, what) in [
+            (TOKEN.to_owned(), "as it is"),
+            (BASE64_STANDARD.encode(TOKEN), "base64"),
+            (BASE64_URL_SAFE.encode(TOKEN), "base64 for URLs"),
+            (BASE64_STANDARD.encode(&header), "base64 of more"),
+            (BASE64_STANDARD.encode(format!("x{header}")), "base64 of more, one byte later"),
+            (BASE64_STANDARD.encode(format!("xx{header}")), "base64 of more, two bytes later"),
+            (TOKEN.replace('/', "%2F").replace('+', "%2B").replace('=', "%3D").replace(' ', "%20"), "percent"),
+            (TOKEN.bytes().map(|byte| format!("{byte:02x}")).collect(), "hexadecimal"),
+            (TOKEN[..20].to_owned(), "a piece"),
+        ] {
+            let clean = hidden_with(&format!("refused: {text}: why"), &[TOKEN]);
+            assert!(clean.starts_with("refused: ") && clean.ends_with(": why"), "{what}: {clean}");
+            let has_piece = |form: &String| {
+                form.as_bytes()
+                    .windows(PIECE_BYTES)
+                    .any(|piece| clean.as_bytes().windows(PIECE_BYTES).any(|other| other == piece))
+            };
+            assert!(clean.contains(MARK) && !forms(TOKEN).iter().any(has_piece), "{what}: {clean}");
+        }
+        assert_eq!(hidden_with("user:hunter2 is wrong", &["hunter2"]), "user:(removed) is wrong");
+        assert_eq!(
+            hidden_with("nothing to see in this ordinary message", &[TOKEN]),
+            "nothing to see in this ordinary message"
+        );
+    }
+
+    #[test]
+    fn what_is_remembered_is_removed_everywhere_and_forgotten_in_the_end() {
+        remember("a-remembered-secret");
+        assert_eq!(hidden("it has a-remembered-secret, as sent"), "it has (removed), as sent");
+        remember("abc");
+        assert_eq!(hidden("abc"), "abc", "too short to be told from a word");
+        (0..REMEMBERED_MAX).for_each(|number| remember(&format!("another secret, number {number}")));
+        assert_eq!(REMEMBERED.lock().unwrap().len(), REMEMBERED_MAX);
+    }
+
+    #[test]
+    fn tokens_of_others_are_removed() {
+        let token = format!("eyJ{}.{}.{}", "a".repeat(20), "b".repeat(20), "c-_".repeat(9));
+        for (text, expected) in [
+            (format!("token {token}, and more\n"), "token (removed), and more\n"),
+            ("Authorization: Bearer abc-123/+=\nnext".to_owned(), "Authorization: Bearer (removed)=\nnext"),
+            ("https://h/?token=abc123&a=b, a token of".to_owned(), "https://h/?token=(removed)&a=b, a token of"),
+            ("a.b.c eyJshort.x.y 10.0.0.1:80".to_owned(), "a.b.c eyJshort.x.y 10.0.0.1:80"),
+        ] {
+            assert_eq!(hidden(&text), expected);
+        }
+    }
+
+    proptest! {
+        /// Texts and secrets of any characters: no panic, and never the whole secret.
+        #[test]
+        fn no_text_keeps_a_whole_secret(before in ".{0,20}", secret in ".{4,40}", after in ".{0,20}") {
+            let clean = hidden_with(&format!("{before}{secret}{after}"), &[&secret]);
+            prop_assume!(!MARK.contains(&secret));
+            prop_assert!(!clean.contains(&secret) || secret.len() < SECRET_BYTES_MIN, "{clean}");
+        }
+    }
+}
