@@ -1,7 +1,19 @@
 //! Plain HTTP server for metrics and health checks. A client may take little: few connections, short requests, a few
 //! seconds. Whatever it does, no other client waits for it.
 
-use std::{collections::VecDeque, convert::Infallible, io, net, os::fd::OwnedFd, os::unix, sync::Arc, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    convert::Infallible,
+    io,
+    net::{self, IpAddr},
+    os::{fd::OwnedFd, unix},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
@@ -12,7 +24,7 @@ use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
-    task::AbortHandle,
+    task::{AbortHandle, yield_now},
     time::{sleep, timeout},
 };
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
@@ -22,7 +34,7 @@ use crate::{
     unix_socket::{self, SocketFile},
 };
 
-/// Connections at once: probes and a few scrapers. More take the place of the oldest.
+/// Connections at once: probes and a few scrapers. For more, see [`giving_way`].
 const CONNECTIONS_MAX: usize = 32;
 /// Time of a connection, which is for one request.
 const CONNECTION_TIME_MAX: Duration = Duration::from_secs(10);
@@ -49,6 +61,25 @@ enum Accepting {
     Tcp(TcpListener),
     Unix(UnixListener),
     Vsock(VsockListener),
+}
+
+/// Client, as far as clients can be told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Peer {
+    /// Address, over TCP.
+    Address(IpAddr),
+    /// User, over a unix socket.
+    User(u32),
+    /// Context id, over vsock.
+    Context(u32),
+}
+
+/// Connection that is open.
+struct Open {
+    peer: Peer,
+    /// Whether the client has sent its whole request.
+    has_request: Arc<AtomicBool>,
+    task: AbortHandle,
 }
 
 /// Connection of any kind, so that the server's code is there once.
@@ -146,39 +177,69 @@ impl StatusListener {
         F: Future<Output = StatusResponse> + Send + 'static,
     {
         let (listener, respond) = (self.register()?, Arc::new(respond));
-        let mut open: VecDeque<AbortHandle> = VecDeque::new();
+        let mut open: Vec<Open> = Vec::new();
         loop {
-            let Ok(stream) = listener.accept().await else {
+            let Ok((stream, peer)) = listener.accept().await else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            open.retain(|connection| !connection.is_finished());
-            if open.len() >= CONNECTIONS_MAX
-                && let Some(oldest) = open.pop_front()
-            {
-                oldest.abort();
+            open.retain(|connection| !connection.task.is_finished());
+            if open.len() >= CONNECTIONS_MAX {
+                let states = open.iter().map(|open| (open.peer, open.has_request.load(Ordering::Relaxed)));
+                if let Some(index) = giving_way(&states.collect::<Vec<_>>()) {
+                    open.remove(index).task.abort();
+                }
             }
-            let serving = tokio::spawn(timeout(CONNECTION_TIME_MAX, serve_connection(stream, respond.clone())));
-            open.push_back(serving.abort_handle());
+            let has_request = Arc::new(AtomicBool::new(false));
+            let connection = serve_connection(stream, respond.clone(), has_request.clone());
+            let task = tokio::spawn(timeout(CONNECTION_TIME_MAX, connection)).abort_handle();
+            open.push(Open { peer, has_request, task });
+            // It may have its request already. Other clients must not take its place before it is looked at.
+            yield_now().await;
         }
     }
 }
 
 impl Accepting {
-    async fn accept(&self) -> io::Result<Box<dyn Stream>> {
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
         Ok(match self {
-            Self::Tcp(listener) => Box::new(listener.accept().await?.0),
-            Self::Unix(listener) => Box::new(listener.accept().await?.0),
-            Self::Vsock(listener) => Box::new(listener.accept().await?.0),
+            Self::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                (Box::new(stream), Peer::Address(address.ip()))
+            }
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let user = stream.peer_cred()?.uid();
+                (Box::new(stream), Peer::User(user))
+            }
+            Self::Vsock(listener) => {
+                let (stream, address) = listener.accept().await?;
+                (Box::new(stream), Peer::Context(address.cid()))
+            }
         })
     }
+}
+
+/// Index of the connection that gives way to a new one, of these from the oldest on, each with whether its request is
+/// complete: the oldest one without a complete request of the client that has most of those. Clients send a request at
+/// once. Where all are complete, the oldest one of the client that has most.
+fn giving_way(open: &[(Peer, bool)]) -> Option<usize> {
+    let has_incomplete = open.iter().any(|(_, has_request)| !has_request);
+    let candidates = || open.iter().enumerate().filter(|(_, (_, has_request))| !(has_incomplete && *has_request));
+    let mut counts = BTreeMap::<Peer, usize>::new();
+    for (_, (peer, _)) in candidates() {
+        *counts.entry(*peer).or_default() += 1;
+    }
+    candidates().min_by_key(|(index, (peer, _))| (Reverse(counts.get(peer)), *index)).map(|(index, _)| index)
 }
 
 async fn serve_connection<F: Future<Output = StatusResponse>>(
     stream: Box<dyn Stream>,
     respond: Arc<impl Fn(StatusRequest) -> F>,
+    has_request: Arc<AtomicBool>,
 ) {
     let service = service_fn(async |request: Request<Incoming>| {
+        has_request.store(true, Ordering::Relaxed);
         let response = match *request.method() {
             Method::GET | Method::HEAD => respond(StatusRequest::of(&request)).await,
             _ => StatusResponse::text(405, "only GET and HEAD are served\n"),
@@ -195,5 +256,27 @@ async fn serve_connection<F: Future<Output = StatusResponse>>(
     builder.keep_alive(false).header_read_timeout(None).max_buf_size(BUFFER_BYTES_MAX).max_headers(HEADERS_MAX);
     if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
         tracing::debug!("metrics and health checks: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_without_a_request_give_way_first_those_of_the_client_with_most_of_them() {
+        let [probe, other, user] = [Peer::Address([10, 0, 0, 1].into()), Peer::Context(2), Peer::User(1000)];
+        let (complete, waits) = (true, false);
+        for (open, expected) in [
+            (vec![], None),
+            (vec![(probe, complete), (user, waits)], Some(1)),
+            (vec![(probe, waits), (user, waits), (user, waits)], Some(1)),
+            (vec![(probe, complete), (probe, complete), (probe, complete), (user, waits)], Some(3)),
+            (vec![(probe, waits), (user, waits), (other, complete), (other, complete)], Some(0)),
+            (vec![(probe, complete), (user, complete), (user, complete)], Some(1)),
+            (vec![(probe, complete), (user, complete)], Some(0)),
+        ] {
+            assert_eq!(giving_way(&open), expected, "{open:?}");
+        }
     }
 }

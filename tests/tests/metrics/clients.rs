@@ -1,10 +1,15 @@
 //! Clients that ask for something else, or misbehave.
 
 use std::{
+    collections::VecDeque,
     io::{Read, Write},
     net::TcpStream,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
+
+use cproxy_tests::Done;
 
 use crate::client::{HEALTHZ, METRICS, exchange, get, try_get, world};
 
@@ -53,6 +58,32 @@ fn slow_clients_and_many_connections_harm_no_other() {
         let is_timeout = end.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
         assert!(!is_timeout, "{end:?}");
     }
+}
+
+/// Connections of another process on the same machine, from the same address.
+#[test]
+fn a_client_that_opens_connections_without_end_fails_no_probe() {
+    let world = world();
+    let sandbox = &world.sandbox;
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // The thread enters the namespace for good.
+            sandbox.enter();
+            let mut idle = VecDeque::new();
+            while !is_over.load(Ordering::Relaxed) {
+                let Ok(mut stream) = TcpStream::connect(HEALTHZ) else { continue };
+                stream.write_all(b"GET /livez HTTP/1.1\r\nHost:").ok();
+                idle.push_back(stream);
+                idle.drain(..idle.len().saturating_sub(100));
+            }
+        });
+        let _done = Done(&is_over);
+        for number in 0..100 {
+            let response = try_get(HEALTHZ, "/livez");
+            assert_eq!(response.as_ref().map(|response| response.code).ok(), Some(200), "{number}: {response:?}");
+        }
+    });
 }
 
 #[test]
