@@ -89,7 +89,8 @@ impl<'s> Agents<'s> {
     pub(crate) fn stop(&mut self) {
         self.check();
         self.wait_until_handled(Signal::TERM);
-        let status = self.running.stop();
+        self.running.signal(Signal::TERM);
+        let status = self.running.wait(PATIENCE).expect("an agent ends");
         assert!(status.success(), "SIGTERM is a clean end: {status}: {}", self.running.tail());
     }
 
