@@ -221,7 +221,7 @@ struct NodeOptions {
     #[arg(long, env = "CPROXY_POD_IP", value_name = "IP", num_args = 1.., value_delimiter = ',',
           value_parser = parse_ip)]
     pod_ip: Vec<Address>,
-    /// What to do with `spec.externalIPs`, which whoever may write a Service can set to any address
+    /// Use of `spec.externalIPs`, which whoever may write a Service can set to any address
     #[arg(long, env = "CPROXY_EXTERNAL_IPS", value_name = "USE", value_enum, default_value_t)]
     external_ips: ExternalIpUse,
 }

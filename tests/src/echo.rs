@@ -111,7 +111,8 @@ pub fn ping_tcp(mut stream: &TcpStream, message: &str) -> io::Result<()> {
     if answer == message.as_bytes() { Ok(()) } else { Err(io::Error::other("another message came back")) }
 }
 
-/// Does `work` while a client connects to the server at `address` again and again, and keeps one connection all the time.
+/// Does `work` while a client connects to the server at `address` again and again, and keeps one connection all the
+/// time.
 ///
 /// # Panics
 /// When a connection fails, or reaches a server of another name.

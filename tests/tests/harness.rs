@@ -8,7 +8,6 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -163,7 +162,7 @@ fn served_pod(sandbox: &Sandbox, name: &str) -> (RunningAgent, echo::Server) {
 fn a_test_that_is_killed() -> ! {
     let sandbox = Sandbox::for_test();
     let (agent, _pod) = served_pod(&sandbox, "of the killed");
-    let stranger = sandbox.child_in(sleeper()).spawn().unwrap();
+    let mut stranger = sandbox.child_in(sleeper()).spawn().unwrap();
     assert_eq!(echo::ask_tcp(VIP).unwrap().name, "of the killed");
     for path in [sandbox.cgroup(), sandbox.dir()] {
         println!("{OWNS}{}", path.display());
@@ -171,9 +170,9 @@ fn a_test_that_is_killed() -> ! {
     for pid in [agent.pid(), stranger.id()] {
         println!("{OWNS}{pid}");
     }
-    loop {
-        thread::park();
-    }
+    // Both end long after this process.
+    stranger.wait().unwrap();
+    unreachable!("nobody has killed this test");
 }
 
 #[test]

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_removed_everywhere_and_forgotten_in_the_end() {
+    fn a_remembered_secret_is_removed_everywhere_and_forgotten_in_the_end() {
         remember("a-remembered-secret");
         assert_eq!(hidden("it has a-remembered-secret, as sent"), "it has (removed), as sent");
         remember("abc");

@@ -22,8 +22,8 @@ pub(crate) fn is_out_of_reach(frontend: &Frontend) -> bool {
     frontend.protocol == "SCTP"
 }
 
-/// Addresses that are a Service's ClusterIP and another's external address. kube-proxy serves both, and takes any of two
-/// claims on one port. In cproxy the ClusterIP takes no other claim (CVE-2020-8554).
+/// Addresses that are a Service's ClusterIP and another's external address. kube-proxy serves both, and takes any of
+/// two claims on one port. In cproxy the ClusterIP takes no other claim (CVE-2020-8554).
 pub(crate) struct TakenClusterIps(BTreeSet<IpAddr>);
 
 impl TakenClusterIps {
@@ -42,8 +42,8 @@ impl TakenClusterIps {
         Self(taken)
     }
 
-    /// Whether kube-proxy may serve this frontend for another Service, and cproxy does as it should: the frontend is the
-    /// ClusterIP's, or there is none.
+    /// Whether kube-proxy may serve this frontend for another Service, and cproxy does as it should: the frontend is
+    /// the ClusterIP's, or there is none.
     pub(crate) fn contains(&self, frontend: &Frontend, found: [Option<&Row>; 2]) -> bool {
         self.0.contains(&frontend.address.ip()) && found.iter().flatten().all(|row| row.source == "ClusterIP")
     }

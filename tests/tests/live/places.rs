@@ -79,7 +79,8 @@ impl Fixture {
         assert!((0..LOOKS_MAX).any(are_taken), "places are left");
     }
 
-    /// Waits until the agent's own sockets, which test the programs, have given back their places, and so many are left.
+    /// Waits until the agent's own sockets, which test the programs, have given back their places, and so many are
+    /// left.
     fn wait_for_owners(&self, expected: usize) -> Vec<u64> {
         eventually(SYNC, "the agent has no socket", || {
             let owners = tcp_owners(self.sandbox()).0;

@@ -1,6 +1,6 @@
 //! Secrets of the agent that a server or an exec plugin repeats: none reaches what is logged or shown.
 
-#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call or a missing field is a failed test")]
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 
