@@ -350,6 +350,6 @@ mod tests {
         assert_eq!(row("pin-dir"), ("/pins".to_owned(), "flag".to_owned()), "it counts at the next start");
         assert_eq!(row("balance"), ("round-robin".to_owned(), "/etc/f, line 3".to_owned()));
         assert_eq!(row("run-dir"), ("/run/a".to_owned(), "default".to_owned()));
-        assert_eq!(rows.len(), 22);
+        assert_eq!(rows.len(), 23);
     }
 }
