@@ -1,15 +1,12 @@
 //! Clients that ask for something else, or misbehave.
 
 use std::{
-    collections::VecDeque,
     io::{Read, Write},
-    net::TcpStream,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
     time::{Duration, Instant},
 };
 
-use cproxy_tests::Done;
+use rustix::net::{AddressFamily, SocketType};
 
 use crate::client::{HEALTHZ, METRICS, exchange, get, try_get, world};
 
@@ -60,30 +57,30 @@ fn slow_clients_and_many_connections_harm_no_other() {
     }
 }
 
-/// Connections of another process on the same machine, from the same address.
+/// A connection to /livez from this loopback address.
+fn connect_from(source: Ipv4Addr) -> TcpStream {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddrV4::new(source, 0)).unwrap();
+    rustix::net::connect(&socket, &HEALTHZ.parse::<SocketAddrV4>().unwrap()).unwrap();
+    TcpStream::from(socket)
+}
+
 #[test]
 fn a_client_that_opens_connections_without_end_fails_no_probe() {
-    let world = world();
-    let sandbox = &world.sandbox;
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            // The thread enters the namespace for good.
-            sandbox.enter();
-            let mut idle = VecDeque::new();
-            while !is_over.load(Ordering::Relaxed) {
-                let Ok(mut stream) = TcpStream::connect(HEALTHZ) else { continue };
-                stream.write_all(b"GET /livez HTTP/1.1\r\nHost:").ok();
-                idle.push_back(stream);
-                idle.drain(..idle.len().saturating_sub(100));
-            }
-        });
-        let _done = Done(&is_over);
-        for number in 0..100 {
-            let response = try_get(HEALTHZ, "/livez");
-            assert_eq!(response.as_ref().map(|response| response.code).ok(), Some(200), "{number}: {response:?}");
-        }
-    });
+    let _world = world();
+    // It is the oldest, and slow with its request.
+    let probe = connect_from(Ipv4Addr::LOCALHOST);
+    let idle: Vec<_> = (0..200)
+        .map(|_| {
+            let mut stream = connect_from(Ipv4Addr::new(127, 0, 0, 2));
+            stream.write_all(b"GET /livez HTTP/1.1\r\nHost:").ok();
+            stream
+        })
+        .collect();
+    assert_eq!(try_get(HEALTHZ, "/livez").unwrap().code, 200, "a new one");
+    let request = "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n";
+    assert_eq!(exchange(probe, request).unwrap().code, 200, "the oldest one");
+    drop(idle);
 }
 
 #[test]
