@@ -3,8 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cproxy_core::{
-    Address, Capacity, Event, Exclusions, Frontend, KernelTable, Limits, Op, Reserve, ResourceKind, Retired, Store,
-    TablePlanner,
+    Capacity, Event, Exclusions, Frontend, KernelTable, Limits, Op, Reserve, ResourceKind, Retired, Store, TablePlanner,
 };
 use cproxy_daemon::memory;
 use cproxy_datapath::{
@@ -526,11 +525,11 @@ impl Reconciler {
 /// Routes of the canary that the kernel's table has.
 fn canary_routes(canary: &Canary, planner: &TablePlanner) -> Vec<Route> {
     let name = service_name();
-    let is_in_force = |route: &Route| {
-        let (address, port) = (route.frontend.ip().into(), route.frontend.port());
-        planner.service_of(Frontend { address, port, protocol: route.protocol }) == Some(&name)
-    };
-    canary.routes().into_iter().filter(is_in_force).collect()
+    canary.routes().into_iter().filter(|route| planner.service_of(frontend(route)) == Some(&name)).collect()
+}
+
+fn frontend(route: &Route) -> Frontend {
+    Frontend { address: route.frontend.ip().into(), port: route.frontend.port(), protocol: route.protocol }
 }
 
 /// Addresses of the canary without routes: those of families that the machine does not have, and those that are not in
@@ -542,8 +541,8 @@ fn untried(canary: &Canary, planner: &TablePlanner) -> Vec<Untried> {
     });
     let (name, mut lost) = (service_name(), BTreeMap::new());
     for route in canary.routes() {
-        let address = Address::from(route.frontend.ip());
-        let frontend = Frontend { address, port: route.frontend.port(), protocol: route.protocol };
+        let frontend = frontend(&route);
+        let address = frontend.address;
         let why = match planner.service_of(frontend) {
             Some(owner) if *owner == name => continue,
             Some(owner) => format!("{frontend} belongs to Service {owner}; choose another by --canary-address"),

@@ -134,21 +134,12 @@ fn explain_slices(
 ) -> Vec<Explanation> {
     let Some(service) = store.service_row(name) else { return Vec::new() };
     let rows_of_slices: Vec<_> = store.slices(name).collect();
-    let rows = desired_rows(store, name);
-    let of_others = rows.iter().filter(|row| row.source != FrontendSource::ClusterIp);
-    let cluster_ips = cluster_ip_owners(store, of_others.map(|row| row.frontend.address).collect());
-    let counts = |row: &Row| may_claim(row.source, || cluster_ips.contains_key(&row.frontend.address));
-    // A frontend without room is in no table, and nobody else's.
-    let is_won = |row: &Row| counts(row) && owner_of(row.frontend).is_none_or(|owner| owner == row.service);
-    let (rows, lost): (Vec<_>, Vec<_>) = rows.into_iter().partition(is_won);
+    let (rows, lost) = won_and_lost(store, owner_of, desired_rows(store, name));
     let mut explanations: Vec<_> =
         slices.iter().filter_map(|(slice_name, slice)| whole_slice(store, &service, slice_name, *slice)).collect();
     explanations.extend(service.ports.iter().filter_map(|port| no_node_port(&rows, &lost, port)));
     explanations.extend(no_external_ips(store, &service));
-    explanations.extend(lost.iter().map(|row| match cluster_ips.get(&row.frontend.address) {
-        Some(owner) if !counts(row) => lost_frontend(row, owner, "whose ClusterIP takes no other claim"),
-        _ => lost_frontend(row, &owner_of(row.frontend).unwrap_or_else(|| row.service.clone()), "which comes first"),
-    }));
+    explanations.extend(lost.iter().map(lost_frontend));
     for port in &service.ports {
         let scopes: BTreeSet<_> =
             rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family())).collect();
@@ -184,10 +175,10 @@ fn join_views(views: Vec<Vec<Explanation>>) -> Vec<Explanation> {
 }
 
 /// Explanation for a node port that is not served.
-fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explanation> {
+fn no_node_port(rows: &[Row], lost: &[LostRow], port: &ServicePort) -> Option<Explanation> {
     let number = port.node_port?;
     let is_there = |row: &Row| row.source == FrontendSource::NodePort && is_of(row, port);
-    if rows.iter().chain(lost).any(is_there) {
+    if rows.iter().chain(lost.iter().map(|lost| &lost.row)).any(is_there) {
         return None;
     }
     Some(Explanation {
@@ -202,6 +193,32 @@ fn no_node_port(rows: &[Row], lost: &[Row], port: &ServicePort) -> Option<Explan
              --node-ip)"
         ),
     })
+}
+
+/// Row of a Service whose frontend another one has.
+struct LostRow {
+    row: Row,
+    owner: ServiceName,
+    why: &'static str,
+}
+
+/// Rows that a Service has, and those that it loses to others. A frontend without room is in no table, and nobody
+/// else's.
+fn won_and_lost(store: &Store, owner_of: OwnerOf<'_>, rows: Vec<Row>) -> (Vec<Row>, Vec<LostRow>) {
+    let others = rows.iter().filter(|row| row.source != FrontendSource::ClusterIp);
+    let cluster_ips = cluster_ip_owners(store, others.map(|row| row.frontend.address).collect());
+    let (mut won, mut lost) = (Vec::new(), Vec::new());
+    for row in rows {
+        let owner = cluster_ips.get(&row.frontend.address).filter(|_| !may_claim(row.source, || true));
+        if let Some(owner) = owner.cloned() {
+            lost.push(LostRow { row, owner, why: "whose ClusterIP takes no other claim" });
+        } else if let Some(owner) = owner_of(row.frontend).filter(|owner| *owner != row.service) {
+            lost.push(LostRow { row, owner, why: "which comes first" });
+        } else {
+            won.push(row);
+        }
+    }
+    (won, lost)
 }
 
 /// Services that have these addresses as their ClusterIPs.
@@ -227,7 +244,7 @@ fn no_external_ips(store: &Store, service: &ServiceRow) -> Option<Explanation> {
 }
 
 /// Explanation for a frontend that no endpoint gets connections from.
-fn lost_frontend(row: &Row, owner: &ServiceName, why: &str) -> Explanation {
+fn lost_frontend(LostRow { row, owner, why }: &LostRow) -> Explanation {
     Explanation {
         port_name: row.port_name.to_string(),
         protocol: Some(row.frontend.protocol),

@@ -20,7 +20,7 @@ pub struct NodeContext {
     pub node_name: Option<String>,
     /// Addresses of the node; empty: the InternalIPs of its Node.
     pub node_ips: Vec<Address>,
-    /// Addresses of the VM, which are compared with `loadBalancerSourceRanges`.
+    /// Addresses of the VM, which are compared with `loadBalancerSourceRanges` and take no claim from outside.
     pub pod_ips: Vec<Address>,
     /// Whether the external addresses of Services are served.
     pub external_ips: ExternalIps,

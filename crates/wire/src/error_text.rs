@@ -26,7 +26,7 @@ pub(super) fn first_line(error: &dyn std::fmt::Display) -> String {
 
 /// Text of a server or program as one line, which cannot pass for another line of the log, without secrets.
 pub(super) fn one_line(text: &str) -> String {
-    printable(&hidden(&text.split_whitespace().collect::<Vec<_>>().join(" ")))
+    printable(&hidden(text).split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 #[cfg(test)]

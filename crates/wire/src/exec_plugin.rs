@@ -103,8 +103,10 @@ impl ExecCredentials {
     }
 
     fn read(json: &[u8]) -> Result<Self, String> {
-        let credential: ExecCredential =
-            serde_json::from_slice(json).map_err(|error| format!("its output is no ExecCredential: {error}"))?;
+        // The parser's message may quote a value.
+        let credential: ExecCredential = serde_json::from_slice(json).map_err(|error| {
+            format!("its output is no ExecCredential (line {}, column {})", error.line(), error.column())
+        })?;
         let status = credential.status.ok_or("its ExecCredential has no status")?;
         let token = status.token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
         let identity = match (status.client_certificate_data, status.client_key_data) {
@@ -141,9 +143,11 @@ pub(super) async fn run(config: &ExecConfig) -> Result<ExecCredentials, String> 
     let info = serde_json::to_string(&ExecInfo { api_version, kind: "ExecCredential", spec });
     let mut command = Command::new(program);
     command.args(config.args.iter().flatten()).env("KUBERNETES_EXEC_INFO", info.map_err(|error| error.to_string())?);
+    // Arguments are no secrets: every user of the machine can see them.
+    let mut given: Vec<&str> = Vec::new();
     for variable in config.env.iter().flatten() {
         if let (Some(name), Some(value)) = (variable.get("name"), variable.get("value")) {
-            secrets::remember(value);
+            given.push(value);
             command.env(name, value);
         }
     }
@@ -151,9 +155,9 @@ pub(super) async fn run(config: &ExecConfig) -> Result<ExecCredentials, String> 
     if !output.status.success() {
         // It may have printed a token and then failed, and repeat what it was given.
         let printed = ExecCredentials::read(&output.stdout).ok().and_then(|credentials| credentials.token);
-        printed.iter().for_each(|token| secrets::remember(token));
-        let message: String =
-            one_line(&String::from_utf8_lossy(&output.stderr)).chars().take(MESSAGE_CHARS_MAX).collect();
+        given.extend(printed.as_deref());
+        let message = one_line(&secrets::hidden_with(&String::from_utf8_lossy(&output.stderr), &given));
+        let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
         let separator = if message.is_empty() { "" } else { ": " };
         return Err(named(format!("{}{separator}{message}", output.status)));
     }
@@ -282,6 +286,7 @@ mod tests {
             ("printf 'no\\nlogin\\033' >&2; exit 3", "exit status: 3: no login\u{fffd}"),
             ("kill -9 $$", "signal: 9 (SIGKILL)"),
             ("echo '<html>'", "no ExecCredential"),
+            (r#"echo '{"status":"a secret in the wrong place"}'"#, "no ExecCredential (line 1, column 39)"),
             ("echo '{}'", "no status"),
             ("echo '{\"status\":{}}'", "neither a token"),
             (r#"printf '%s' '{"status":{"token":"a\nb"}}'"#, "line feed"),

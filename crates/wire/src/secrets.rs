@@ -26,9 +26,11 @@ static REMEMBERED: Mutex<VecDeque<Box<str>>> = Mutex::new(VecDeque::new());
 /// Remembers a secret of this process, such as a token, a password or the value of a header.
 pub(super) fn remember(secret: &str) {
     let mut remembered = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
-    if secret.len() < SECRET_BYTES_MIN || remembered.iter().any(|known| **known == *secret) {
+    if secret.len() < SECRET_BYTES_MIN {
         return;
     }
+    // The one that was used last is forgotten last.
+    remembered.retain(|known| **known != *secret);
     if remembered.len() == REMEMBERED_MAX {
         remembered.pop_front();
     }
@@ -170,13 +172,19 @@ mod tests {
     }
 
     #[test]
-    fn a_remembered_secret_is_removed_everywhere_and_forgotten_in_the_end() {
+    fn a_remembered_secret_is_removed_everywhere_and_forgotten_when_others_are_in_use() {
         remember("a-remembered-secret");
         assert_eq!(hidden("it has a-remembered-secret, as sent"), "it has (removed), as sent");
         remember("abc");
         assert_eq!(hidden("abc"), "abc", "too short to be told from a word");
-        (0..REMEMBERED_MAX).for_each(|number| remember(&format!("another secret, number {number}")));
-        assert_eq!(REMEMBERED.lock().unwrap().len(), REMEMBERED_MAX);
+        for number in 0..REMEMBERED_MAX {
+            remember(&format!("another secret, number {number}"));
+            remember("a-secret-in-use");
+        }
+        let remembered = REMEMBERED.lock().unwrap();
+        assert_eq!(remembered.len(), REMEMBERED_MAX);
+        assert!(remembered.iter().any(|secret| **secret == *"a-secret-in-use"), "{remembered:?}");
+        assert!(!remembered.iter().any(|secret| **secret == *"a-remembered-secret"), "{remembered:?}");
     }
 
     #[test]

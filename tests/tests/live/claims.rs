@@ -64,7 +64,8 @@ fn a_cluster_ip_takes_no_external_claim_on_any_port() {
     let resolved = world.sandbox.manifest_dir();
     let resolved = cproxy(&world.sandbox, &["resolve", "-o", "json", "--manifests", resolved.to_str().unwrap()]).json();
     let rows = resolved.as_array().unwrap();
-    assert!(rows_at(rows, &v4).iter().all(|row| row["service"] == "default/web"), "{rows:#?}");
+    let at_v4 = rows_at(rows, &v4);
+    assert!(at_v4.len() == 2 && at_v4.iter().all(|row| row["service"] == "default/web"), "{rows:#?}");
 
     let why = cproxy(&world.sandbox, &["explain", "evil/old"]).stdout;
     for words in [
@@ -106,5 +107,6 @@ fn external_addresses_are_ignored_on_request_also_while_the_agent_runs() {
     };
     eventually(SYNC, "the external address is served", is_served);
     let served = rows(&sandbox, "services");
-    assert!(rows_at(&served, OUTSIDE).iter().all(|row| has_pods(row, &[2])), "{served:#?}");
+    let outside = rows_at(&served, OUTSIDE);
+    assert!(outside.len() == 3 && outside.iter().all(|row| has_pods(row, &[2])), "{served:#?}");
 }

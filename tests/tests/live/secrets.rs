@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(30);
 const TOKEN: &str = "k8s-aws-v1.aHR0cHM6Ly9zdHMuZXUtd2VzdC0xLmFtYXpvbmF3cy5jb20v";
 const PASSWORD: &str = "correct horse battery";
+/// End of each message.
+const WORDS: &str = ", you see";
 
 /// A kubeconfig of this API server with these credentials.
 fn kubeconfig(sandbox: &Sandbox, api: &Api, user: Value) -> PathBuf {
@@ -31,9 +33,9 @@ fn refusing(sandbox: &Sandbox, message: &str) -> Api {
     Api::serve(sandbox, move |_| Reply::text(status.to_string()).code(403))
 }
 
-/// All that the agent logs, shows and collects, after it has logged `words`.
-fn shown(sandbox: &Sandbox, agent: &mut RunningAgent, words: &str) -> Vec<(&'static str, String)> {
-    agent.wait_log(words, PATIENCE);
+/// All that the agent logs, shows and collects, after it has logged [`WORDS`].
+fn shown(sandbox: &Sandbox, agent: &mut RunningAgent) -> Vec<(&'static str, String)> {
+    agent.wait_log(WORDS, PATIENCE);
     let report = sandbox.dir().join("report.tar");
     let output = |arguments: &[&str]| {
         let output = cproxy(sandbox, arguments);
@@ -43,16 +45,19 @@ fn shown(sandbox: &Sandbox, agent: &mut RunningAgent, words: &str) -> Vec<(&'sta
         ("check", output(&["check"])),
         ("explain", output(&["explain", "10.96.0.10:80"])),
         ("config", output(&["get", "config"])),
-        ("failed", fs::read_to_string(sandbox.run_dir().join("failed")).unwrap_or_default()),
         ("bugreport", output(&["bugreport", "--output", report.to_str().unwrap()])),
-        ("report", String::from_utf8_lossy(&fs::read(report).unwrap_or_default()).into_owned()),
+        ("report", String::from_utf8_lossy(&fs::read(report).unwrap()).into_owned()),
         ("log", agent.log()),
     ]
 }
 
+/// Checks that everything was shown, and that the report has the agent's log.
 #[track_caller]
 fn assert_no_secret(shown: &[(&str, String)], secrets: &[&str]) {
+    let report = shown.iter().find(|(what, _)| *what == "report").map(|(_, text)| &**text);
+    assert!(report.is_some_and(|report| report.contains(WORDS)), "the report lacks the log: {report:.400?}");
     for (what, text) in shown {
+        assert!(!text.is_empty(), "{what} shows nothing");
         for secret in secrets {
             assert!(!text.contains(secret), "{what} shows {secret}:\n{text:.4000}");
         }
@@ -66,7 +71,7 @@ fn a_server_that_repeats_the_token_in_any_encoding_does_not_reach_the_log() {
     let message = format!("not for Bearer {TOKEN}; {encoded}; {}, you see", &TOKEN[..30]);
     let api = refusing(&sandbox, &message);
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, json!({"token": TOKEN}))).start();
-    let shown = shown(&sandbox, &mut agent, ", you see");
+    let shown = shown(&sandbox, &mut agent);
     assert!(agent.log().contains("(removed)"), "{}", agent.tail());
     assert_no_secret(&shown, &[&TOKEN[..30], &TOKEN[30..], &encoded[20..60]]);
 }
@@ -78,7 +83,7 @@ fn a_server_that_repeats_a_password_does_not_reach_the_log() {
     let api = refusing(&sandbox, &format!("Basic {encoded} is {PASSWORD}, you see"));
     let user = json!({"username": "admin", "password": PASSWORD});
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, user)).start();
-    let shown = shown(&sandbox, &mut agent, ", you see");
+    let shown = shown(&sandbox, &mut agent);
     assert_no_secret(&shown, &[PASSWORD, &encoded]);
 }
 
@@ -94,7 +99,7 @@ fn an_exec_plugin_that_prints_what_it_was_given_does_not_reach_the_log() {
     let exec = json!({"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": plugin,
                       "env": [{"name": "SECRET", "value": PASSWORD}]});
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, json!({"exec": exec}))).start();
-    let shown = shown(&sandbox, &mut agent, ", you see");
+    let shown = shown(&sandbox, &mut agent);
     eventually(PATIENCE, "the plugin is named", || {
         let log = agent.log();
         if log.contains("exec plugin") && log.contains("(removed)") { Ok(()) } else { Err(log) }
