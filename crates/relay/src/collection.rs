@@ -475,8 +475,12 @@ impl State {
         self.oldest_version = self.oldest_version.max(event.known_from);
     }
 
-    /// Gives up the history and begins a new one at a version.
+    /// Gives up the history and begins a new one at a version. Objects that are left from the old one and are newer get
+    /// this version: clients take no object to be newer than the list that has it.
     fn reset(&mut self, version: u64) {
+        for entry in self.objects.values_mut().filter(|entry| entry.object.meta.version > version) {
+            entry.object = Arc::new(with_version(&entry.object, version));
+        }
         self.first_sequence = self.next_sequence();
         self.history.clear();
         self.batches.clear();

@@ -244,9 +244,14 @@ impl Replica {
             self.gaps.push((known, self.version));
         }
         (self.seen, self.timeline, self.is_synced) = (server.log.len(), server.timeline, true);
-        let state = |(key, service): (&Key, &Service)| match server.data.unreadable.contains(key) {
-            true => Some((key.clone(), self.shown.get(key)?.clone())),
-            false => Some((key.clone(), service.clone())),
+        let state = |(key, service): (&Key, &Service)| {
+            if !server.data.unreadable.contains(key) {
+                return Some((key.clone(), service.clone()));
+            }
+            let mut kept = self.shown.get(key)?.clone();
+            // A state of lost data may be newer than all that is left.
+            kept.metadata.resource_version = version(&kept).min(server.data.version).to_string();
+            Some((key.clone(), kept))
         };
         self.shown = server.data.objects.iter().filter_map(state).collect();
     }

@@ -9,8 +9,10 @@ use std::{
 };
 
 use cproxy_core::{ResourceKind, api::Service};
-use cproxy_relay_core::{Collection, Filter, Format, Object, Selector, Start, Update, Upstream, Watch, WatchOptions};
-use cproxy_testing::relay_client::{Received, read_events};
+use cproxy_relay_core::{
+    Collection, Filter, Format, List, Object, Selector, Start, Update, Upstream, Watch, WatchOptions,
+};
+use cproxy_testing::relay_client::{Received, read_events, read_list, version as number};
 use prost::Message;
 
 fn service(name: &str, version: u64, app: &str) -> Object {
@@ -156,6 +158,33 @@ fn a_list_that_contradicts_what_is_known_means_that_the_data_went_back() {
         updates.for_each(|update| assert!(!collection.apply(update, Instant::now()).is_reset));
         assert!(collection.apply(Update::ListDone(version), Instant::now()).is_reset);
         assert_eq!(events(&mut watch), ["error 410"]);
+    }
+}
+
+#[test]
+fn no_object_of_lost_data_is_newer_than_the_list_that_has_it() {
+    let restored = [
+        // The list has an object that cannot be read: its last state stays.
+        vec![
+            Update::ListStarted,
+            Update::Listed(service("a", 4, "a")),
+            Update::ListedUnreadable("x".into(), "b".into()),
+            Update::ListDone(5),
+        ],
+        // A change from before what is known.
+        vec![Update::Applied(service("a", 5, "a"))],
+    ];
+    for updates in restored {
+        let collection = listed([service("a", 3, "a"), service("b", 9, "a")], 9);
+        let resets = updates.into_iter().map(|update| collection.apply(update, Instant::now()).is_reset);
+        assert_eq!(resets.last(), Some(true));
+        let snapshot = collection.snapshot().expect("a list");
+        let body: Vec<u8> = List::new(snapshot, Filter::default(), Format::Protobuf).flatten().collect();
+        let (services, version) = read_list(&body, false);
+        assert!(version == 5 && services.values().all(|service| number(service) <= 5), "{services:?}");
+        let mut watch = watch(&collection, "", "", 5);
+        apply(&collection, [Update::Applied(service("b", 6, "a"))]);
+        assert_eq!(events(&mut watch), ["modified b a 6"]);
     }
 }
 
