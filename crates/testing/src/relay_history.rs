@@ -28,6 +28,9 @@ const REPLICAS: usize = 2;
 /// Copies of the server's data that can be restored.
 const BACKUPS_MAX: usize = 4;
 
+/// Timelines, whose versions differ.
+const TIMELINES_MAX: u64 = 256;
+
 /// Plays a history to its end.
 pub fn play(steps: &[Step]) {
     let mut world = World::new();
@@ -69,8 +72,8 @@ struct Server {
 impl Server {
     /// Versions differ between timelines: one that has another meaning cannot be told apart.
     fn next_version(&mut self, step: u8) -> u64 {
-        let next = self.data.version / 8 + 1 + u64::from(step % 3);
-        self.data.version = next * 8 + self.timeline % 8;
+        let next = self.data.version / TIMELINES_MAX + 1 + u64::from(step % 3);
+        self.data.version = next * TIMELINES_MAX + self.timeline;
         self.data.version
     }
 
@@ -112,6 +115,9 @@ impl Server {
 
     fn restore(&mut self, index: u8) {
         let Some(data) = self.backups.get(usize::from(index) % BACKUPS_MAX) else { return };
+        if self.timeline + 1 == TIMELINES_MAX {
+            return;
+        }
         self.data = data.clone();
         // A relay may keep a lost state of what it cannot read.
         if !self.vague.is_empty() {
@@ -384,6 +390,9 @@ struct Client {
     version: Option<u64>,
     /// Latest version of each object that it has seen.
     seen: BTreeMap<Key, u64>,
+    /// Version of the relay that sent its last event. If it was cut off before it had got there, it may lack changes
+    /// that a later one follows, and have lost objects early. A relay that is not there yet cannot tell it.
+    whole_from: u64,
     timeline: u64,
     /// Relays from which the cache comes.
     replicas: BTreeSet<usize>,
@@ -399,6 +408,7 @@ impl Client {
             cache: Services::new(),
             version: None,
             seen: BTreeMap::new(),
+            whole_from: 0,
             timeline: 0,
             replicas: BTreeSet::new(),
             active: None,
@@ -486,12 +496,13 @@ impl Client {
                 active.pending = Some(active.wakes.0.load(Ordering::Relaxed));
                 active.place = replica.pushed();
                 self.timeline = replica.timeline;
-                self.check(&replica.shown, vague);
+                self.check(&replica.shown, replica.version, vague);
             }
             Poll::Ready(None) => self.active = None,
             Poll::Ready(Some(part)) => {
                 active.pending = None;
                 for event in read_events(&part, self.is_json).into_iter().take(events_max) {
+                    self.whole_from = self.whole_from.max(replica.version);
                     self.receive(event, replica, vague);
                 }
             }
@@ -528,7 +539,7 @@ impl Client {
                 } else {
                     assert_eq!(version, replica.version);
                     self.advance(version);
-                    self.check(&replica.shown, vague);
+                    self.check(&replica.shown, replica.version, vague);
                 }
             }
             Received::Error(code) => {
@@ -554,8 +565,11 @@ impl Client {
         self.version = Some(version);
     }
 
-    /// The cache is that of its relay.
-    fn check(&self, shown: &Services, vague: &BTreeSet<Key>) {
+    /// The cache is that of its relay at a version.
+    fn check(&self, shown: &Services, version: u64, vague: &BTreeSet<Key>) {
+        if version < self.whole_from && self.replicas.len() > 1 {
+            return;
+        }
         let (mut cache, mut expected) = (self.cache.clone(), self.wanted.of(shown));
         if self.replicas.len() > 1 {
             cache.retain(|key, _| !vague.contains(key));
@@ -682,10 +696,11 @@ impl World {
             client.timeline = self.server.timeline;
             let more = active.watch.poll_next(Waker::noop());
             assert!(more.is_pending(), "a client was not woken: {more:?}");
-            let replica = active.replica;
-            client.check(&self.replicas[replica].shown, &self.server.vague);
+            let (replica, version) = (&self.replicas[active.replica], self.server.data.version);
+            assert_eq!(replica.version, version);
+            client.check(&replica.shown, version, &self.server.vague);
             client.replicas = (0..REPLICAS).collect();
-            client.check(&self.server.data.objects, &self.server.vague);
+            client.check(&self.server.data.objects, version, &self.server.vague);
         }
     }
 }
