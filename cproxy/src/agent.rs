@@ -20,7 +20,7 @@ mod status;
 mod tcp_places;
 mod timeline;
 
-use std::path::Path;
+use std::{io, path::Path};
 
 use canary::Canary;
 use cproxy_core::{Event, Exclusions, NodeContext, Store, printable};
@@ -52,7 +52,7 @@ use crate::{
     controls::Controls,
     endpoints::Endpoints,
     manifests::{self, ParseOptions},
-    privileges::{self, Rights},
+    privileges::{self, Broker, Rights},
     run_dir::{self, RunDir},
 };
 
@@ -67,14 +67,21 @@ const EVENTS_WAITING_MAX: usize = 16;
 /// The reason why it does not run; nothing is half attached.
 pub async fn run(config: Config, log: LogFilter, reread: Reread) -> Result<(), AgentError> {
     let run_dir = config.run_dir.clone();
-    let outcome = run_until_stopped(config, log, reread).await;
+    // It makes the agent's last calls, too.
+    let mut broker = None;
+    let outcome = run_until_stopped(config, log, reread, &mut broker).await;
     if let Err(error) = &outcome {
         run_dir::record_failure(&run_dir, error.failure(), &error.to_string());
     }
     outcome
 }
 
-async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Result<(), AgentError> {
+async fn run_until_stopped(
+    config: Config,
+    log: LogFilter,
+    reread: Reread,
+    broker: &mut Option<Broker>,
+) -> Result<(), AgentError> {
     // From now on the signal does not end the agent. It is looked at once the agent follows its source.
     let hangups = signal(SignalKind::hangup()).map_err(AgentError::Signal)?;
     let mut timeline = Timeline::start();
@@ -109,6 +116,9 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     let weak_sender = sender.downgrade();
     let client = source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_contact.clone(), sender);
     let source = SourceStatus::new(&config.source, client.clone(), last_contact.clone());
+    let has_exec_plugin = configuration.as_ref().is_some_and(Configuration::has_exec_plugin);
+    // It gets ready while the programs are loaded.
+    let starting = (!has_exec_plugin).then(|| Broker::start(&config.run_dir, &environment.pin_dir, endpoints.files()));
     install::install_in_child(&environment, &lock, config.service_counters).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
@@ -126,9 +136,8 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
         reconciler.bootstrap(&store)?;
     }
     reconciler.end_phase(Phase::Open);
-    let has_exec_plugin = configuration.as_ref().is_some_and(Configuration::has_exec_plugin);
     let entrance = health::entrance(&environment.cgroup);
-    filter_system_calls(has_exec_plugin);
+    *broker = filter_system_calls(starting);
     drop(tokio::spawn(reconciler.socket_terminator().run()));
     if has_kept(lock.pins()) {
         drop(tokio::spawn(handover::end(lock.pins().clone())));
@@ -161,6 +170,7 @@ async fn run_until_stopped(config: Config, log: LogFilter, reread: Reread) -> Re
     drop(tokio::spawn(reloader.run(hangups)));
     tokio::select! {
         result = reconciler.run(events, received) => result,
+        error = broker_ended(broker.as_mut()) => Err(error),
         signal = stop_signal() => {
             tracing::info!(
                 name: "stopping",
@@ -186,17 +196,37 @@ fn report_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), Agent
 }
 
 /// Filters system calls from now on, and says which rights the agent keeps. Without a filter it runs all the same.
-fn filter_system_calls(has_exec_plugin: bool) {
-    if has_exec_plugin {
+/// There is no broker if system calls are not to be filtered.
+fn filter_system_calls(broker: Option<io::Result<Broker>>) -> Option<Broker> {
+    let Some(started) = broker else {
         tracing::info!("system calls are not filtered: the exec plugin of the kubeconfig may need any");
-    } else {
-        wire::refuse_exec_plugins();
-        if let Err(error) = privileges::filter_system_calls() {
-            tracing::warn!("system calls are not filtered: {error}");
-        }
+        return log_rights(None);
+    };
+    wire::refuse_exec_plugins();
+    let broker = started.map_err(|error| error.to_string()).and_then(|broker| {
+        broker.take_calls()?;
+        Ok(broker)
+    });
+    if let Err(error) = privileges::filter_system_calls(broker.is_ok()) {
+        tracing::warn!("system calls are not filtered: {error}");
+    } else if let Err(error) = &broker {
+        tracing::warn!("calls that change names of files are filtered by no broker: {error}");
     }
+    log_rights(broker.ok())
+}
+
+fn log_rights(broker: Option<Broker>) -> Option<Broker> {
     if let Ok(rights) = Rights::of(rustix::process::getpid()) {
         tracing::info!("the agent keeps {rights}");
+    }
+    broker
+}
+
+/// Waits for the end of the broker; for ever if there is none.
+async fn broker_ended(broker: Option<&mut Broker>) -> AgentError {
+    match broker {
+        Some(broker) => AgentError::BrokerEnded(broker.ended().await),
+        None => std::future::pending().await,
     }
 }
 

@@ -40,6 +40,7 @@ use self::settings::MachineSettings;
 pub use self::{exit_codes::EXIT_CODES, manual::manual};
 use crate::{
     config::{ObjectSource, ServiceCounting},
+    privileges,
     report::{FrontendRow, table_text, write_frontends_json},
     run_dir::{Failure, record_failure},
 };
@@ -305,6 +306,13 @@ enum Format {
 /// Runs one command. Errors go to stderr in one line; 1 for failure, 2 for wrong usage.
 #[must_use]
 pub fn main() -> ExitCode {
+    // It stays for as long as its agent, and so does all memory that it uses.
+    if env::args_os().nth(1).is_some_and(|name| name == "broker") {
+        return match privileges::serve_as_broker(env::args_os().skip(2)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
     let (cli, command) = read();
     let result = command.map_err(anyhow::Error::from).and_then(execute);
     match result {

@@ -8,7 +8,7 @@ mod metrics;
 mod process;
 mod services;
 
-use std::{io, sync::Arc, thread, time::SystemTime};
+use std::{io, path::Path, sync::Arc, thread, time::SystemTime};
 
 use cproxy_daemon::{
     ListenAddress, MetricsFormat, StatusListener, StatusRequest, StatusResponse, unix_socket::SocketFile,
@@ -93,6 +93,11 @@ impl Endpoints {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.listeners.is_empty()
+    }
+
+    /// Files of its unix sockets.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| &**file.path())
     }
 
     /// Serves for ever, on a thread that is started. Without a listener there is none.

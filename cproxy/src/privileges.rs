@@ -1,11 +1,13 @@
 //! Rights of the agent: the capabilities that its configuration needs, no new privileges, and after the start only the
 //! system calls that it makes (docs/decisions/033).
 
+mod broker;
 mod state;
 mod system_calls;
 
 use std::fmt;
 
+pub use broker::{Broker, serve as serve_as_broker};
 use cproxy_wire::ServerAddress;
 use rustix::{
     io::Errno,

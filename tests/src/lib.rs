@@ -24,6 +24,9 @@ pub mod fleet;
 pub mod guest;
 pub mod http;
 pub mod init_systems;
+// It writes the registers of x86_64.
+#[cfg(target_arch = "x86_64")]
+pub mod injected;
 pub mod kube_proxy;
 pub mod manifest;
 pub mod memory;

@@ -56,6 +56,9 @@ pub enum AgentError {
     /// Signals cannot be received.
     #[error("cannot wait for SIGHUP: {0}")]
     Signal(io::Error),
+    /// The broker has ended, without which the agent cannot change its files.
+    #[error("the broker, a child of the agent, was ended by somebody: {0}")]
+    BrokerEnded(String),
     /// The source has ended, which it never should.
     #[error("the source of events has ended")]
     SourceEnded,

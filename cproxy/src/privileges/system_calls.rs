@@ -13,7 +13,7 @@ use seccompiler::{
 
 /// Calls with any arguments.
 const ANY: &[libc::c_long] = &[
-    // Files. Those that change something only add, rename or remove names.
+    // Files. Those that change something only add, rename or remove names, by way of the broker.
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_pread64,
@@ -135,6 +135,9 @@ const ANY_OF_ARCHITECTURE: &[libc::c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ANY_OF_ARCHITECTURE: &[libc::c_long] = &[];
 
+/// Calls that are allowed because a broker makes them.
+const WITH_BROKER: &[libc::c_long] = &[libc::SYS_fchmod];
+
 /// Commands of bpf(2), as first and last number: maps, programs and pins; descriptors by id and their properties; BTF;
 /// freezing and batches; links.
 const BPF_COMMANDS: [(u64, u64); 7] = [(0, 7), (13, 16), (18, 19), (22, 22), (24, 27), (28, 30), (34, 35)];
@@ -175,23 +178,25 @@ const WRITE_FLAGS: libc::c_int =
     libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | (libc::O_TMPFILE & !libc::O_DIRECTORY);
 
 /// Flags with which it makes a new file, and touches no existing one.
-const CREATE_FLAGS: libc::c_int = libc::O_CREAT | libc::O_EXCL;
+pub(super) const CREATE_FLAGS: libc::c_int = libc::O_CREAT | libc::O_EXCL;
 
-/// Limits the system calls of all threads, and of those and processes that they start, for ever.
+/// Limits the system calls of all threads, and of those and processes that they start, for ever. A broker has those
+/// already that change names or duplicate descriptors; without one they are allowed as they are.
 ///
 /// # Errors
 /// The reason why they are not limited.
-pub fn filter_system_calls() -> Result<(), String> {
-    let program = program().map_err(|error| error.to_string())?;
+pub fn filter_system_calls(has_broker: bool) -> Result<(), String> {
+    let program = program(has_broker).map_err(|error| error.to_string())?;
     apply_filter_all_threads(&program).map_err(|error| match error {
         seccompiler::Error::Seccomp(error) => format!("the kernel refuses: {error}; it needs CONFIG_SECCOMP_FILTER"),
         error => error.to_string(),
     })
 }
 
-fn program() -> Result<BpfProgram, BackendError> {
+fn program(has_broker: bool) -> Result<BpfProgram, BackendError> {
+    let with_broker = if has_broker { WITH_BROKER } else { &[] };
     // An empty list of rules allows all arguments.
-    let any = ANY.iter().chain(ANY_OF_ARCHITECTURE).map(|&call| (call, Vec::new()));
+    let any = ANY.iter().chain(ANY_OF_ARCHITECTURE).chain(with_broker).map(|&call| (call, Vec::new()));
     let rules: BTreeMap<_, _> = any.chain(checked()?).collect();
     let refused = SeccompAction::Errno(libc::ENOSYS as u32);
     SeccompFilter::new(rules, refused, SeccompAction::Allow, ARCH.try_into()?)?.try_into()
@@ -254,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_list_becomes_a_filter_and_names_no_call_twice() {
-        assert!(program().unwrap().len() < 1000);
+        assert!(program(true).unwrap().len() < 1000);
         let calls: Vec<_> = ANY.iter().chain(ANY_OF_ARCHITECTURE).copied().collect();
         let checked: Vec<_> = checked().unwrap().into_iter().map(|(call, _)| call).collect();
         for (index, call) in calls.iter().enumerate() {
@@ -284,7 +289,7 @@ mod tests {
     fn try_all(dir: &Path) {
         let file = dir.join("file");
         fs::write(&file, "before").unwrap();
-        filter_system_calls().unwrap();
+        filter_system_calls(false).unwrap();
         let is_refused = |result: io::Result<()>| {
             assert_eq!(result.map_err(|error| error.raw_os_error()), Err(Some(libc::ENOSYS)));
         };

@@ -161,6 +161,77 @@ fn a_kernel_without_filters_is_no_obstacle_and_named() {
     });
 }
 
+/// Errors of system calls.
+#[cfg(target_arch = "x86_64")]
+const EPERM: i64 = -(libc::EPERM as i64);
+#[cfg(target_arch = "x86_64")]
+const EBADF: i64 = -(libc::EBADF as i64);
+#[cfg(target_arch = "x86_64")]
+const EEXIST: i64 = -(libc::EEXIST as i64);
+
+/// Runs code in the filtered agent, so to speak, which tries to change files that are not the agent's.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn code_in_the_agent_changes_no_files_and_takes_no_descriptors_but_its_own() {
+    use cproxy_tests::injected::{
+        Argument::{Number, Text},
+        Stopped,
+    };
+    const CREATE: i64 = (libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL) as i64;
+    const HERE: i64 = libc::AT_FDCWD as i64;
+    let sandbox = Sandbox::for_test();
+    manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, PODS));
+    let mut agent = start_agent(&sandbox);
+    agent.wait_log("system calls are filtered", SYNC);
+    let path = |name: &str| sandbox.dir().join(name).to_str().unwrap().to_owned();
+    let (victim, evil, own) = (path("victim"), path("evil"), sandbox.run_dir().join("own"));
+    fs::write(&victim, "before").unwrap();
+    let own = own.to_str().unwrap();
+    let pin = sandbox.pin_dir().join("..").join("other");
+    // Another process with a file that is open for writing, and with a socket.
+    let file = fs::OpenOptions::new().write(true).open(&victim).unwrap();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let descriptor = |owner: &dyn std::os::fd::AsRawFd| Number(owner.as_raw_fd().into());
+    {
+        let stopped = Stopped::new(agent.pid());
+        let call = |number, arguments: &[_]| stopped.call(number, arguments);
+        assert_eq!(call(libc::SYS_openat, &[Number(HERE), Text(&evil), Number(CREATE), Number(0o644)]), EPERM);
+        let created = call(libc::SYS_openat, &[Number(HERE), Text(own), Number(CREATE), Number(0o644)]);
+        assert!(created > 2, "{created}");
+        assert_eq!(call(libc::SYS_openat, &[Number(HERE), Text(own), Number(CREATE), Number(0o644)]), EEXIST);
+        // Its own new file cannot take the place of another one, by no form of the call and no detour.
+        let detour = format!("{}/../{}", sandbox.run_dir().display(), victim.rsplit('/').next().unwrap());
+        let other = format!("/proc/self/root{victim}");
+        for target in [&victim, &detour, &other] {
+            assert_eq!(call(libc::SYS_rename, &[Text(own), Text(target)]), EPERM, "{target}");
+            let at = [Number(HERE), Text(own), Number(HERE), Text(target), Number(0)];
+            assert_eq!(call(libc::SYS_renameat, &at), EPERM, "{target}");
+            assert_eq!(call(libc::SYS_renameat2, &at), EPERM, "{target}");
+            assert_eq!(call(libc::SYS_unlink, &[Text(target)]), EPERM, "{target}");
+            assert_eq!(call(libc::SYS_unlinkat, &[Number(HERE), Text(target), Number(0)]), EPERM, "{target}");
+        }
+        assert_eq!(call(libc::SYS_mkdir, &[Text(&evil), Number(0o755)]), EPERM);
+        assert_eq!(call(libc::SYS_mkdir, &[Text(pin.to_str().unwrap()), Number(0o755)]), EPERM);
+        assert_eq!(call(libc::SYS_fchmod, &[Number(created), Number(0o777)]), EPERM);
+        // Descriptors of this process: of the file, and of the socket.
+        let process = call(libc::SYS_pidfd_open, &[Number(std::process::id().into()), Number(0)]);
+        assert!(process > 2, "{process}");
+        assert_eq!(call(libc::SYS_pidfd_getfd, &[Number(process), descriptor(&file), Number(0)]), EBADF);
+        let duplicate = call(libc::SYS_pidfd_getfd, &[Number(process), descriptor(&socket), Number(0)]);
+        assert!(duplicate > 2, "{duplicate}");
+        assert_eq!(call(libc::SYS_unlink, &[Text(own)]), 0);
+    }
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "before");
+    assert!(!Path::new(&evil).exists());
+    // It works as before.
+    cproxy(&sandbox, &["check"]).success();
+    agent.signal(Signal::TERM);
+    eventually(SYNC, "the agent removes its files", || match sandbox.run_dir().join("ready").exists() {
+        true => Err(""),
+        false => Ok(()),
+    });
+}
+
 /// Whether a traced call changes a file system, or may do so later through the descriptor that it opens.
 fn may_write(call: &str) -> bool {
     let is_open = call.starts_with("open") && WRITE_FLAGS.iter().any(|flag| call.contains(flag));

@@ -1,0 +1,94 @@
+//! Places at which names may change.
+
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+};
+
+/// Kind of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// A file that did not exist.
+    Create,
+    /// A file gets another name, or is replaced.
+    Rename,
+    /// A file is removed.
+    Remove,
+    /// A directory is made.
+    MakeDirectory,
+    /// An empty directory is removed.
+    RemoveDirectory,
+}
+
+/// Directory of a change, as the kernel knows it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parent<'p> {
+    /// Its path, without symbolic links.
+    pub(super) path: &'p Path,
+    /// Device and inode.
+    pub(super) identity: (u64, u64),
+}
+
+/// Places of an agent.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// Device and inode of the run directory: on its path there may be another one by now.
+    pub(super) run_dir: (u64, u64),
+    /// The pin directory, without symbolic links; it may be removed and made again.
+    pub(super) pin_dir: PathBuf,
+    /// Files of other sockets.
+    pub(super) files: Vec<PathBuf>,
+}
+
+impl Places {
+    /// Whether a name in a directory may change. The name has no slash in it.
+    pub(super) fn allow(&self, parent: Parent<'_>, name: &OsStr, change: Change) -> bool {
+        if name.is_empty() || name == "." || name == ".." {
+            return false;
+        }
+        let (path, is_run_dir) = (parent.path.join(name), parent.identity == self.run_dir);
+        let is_pin = parent.path.starts_with(&self.pin_dir);
+        match change {
+            Change::Create => is_run_dir,
+            Change::Rename => is_run_dir || is_pin,
+            Change::Remove => is_run_dir || is_pin || self.files.contains(&path),
+            Change::MakeDirectory => is_pin || path == self.pin_dir,
+            Change::RemoveDirectory => is_pin,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_change_in_the_agents_places_alone() {
+        let places = Places {
+            run_dir: (1, 7),
+            pin_dir: "/sys/fs/bpf/cproxy".into(),
+            files: vec!["/run/vmm/metrics.sock".into()],
+        };
+        let allowed = |path: &str, identity, name: &str| {
+            let parent = Parent { path: Path::new(path), identity };
+            use Change::{Create, MakeDirectory, Remove, RemoveDirectory, Rename};
+            [Create, Rename, Remove, MakeDirectory, RemoveDirectory]
+                .map(|change| places.allow(parent, OsStr::new(name), change))
+        };
+        let none = [false; 5];
+        assert_eq!(allowed("/run/cproxy", (1, 7), "ready"), [true, true, true, false, false]);
+        assert_eq!(allowed("/run/cproxy", (1, 8), "ready"), none, "another directory on the same path");
+        assert_eq!(allowed("/run/cproxy/cgroup2", (2, 1), "x"), none);
+        assert_eq!(allowed("/sys/fs/bpf/cproxy/v7", (3, 2), "udp"), [false, true, true, true, true]);
+        assert_eq!(allowed("/sys/fs/bpf/cproxy", (3, 1), "v7"), [false, true, true, true, true]);
+        assert_eq!(allowed("/sys/fs/bpf", (3, 0), "cproxy"), [false, false, false, true, false]);
+        assert_eq!(allowed("/sys/fs/bpf", (3, 0), "cproxy2"), none);
+        assert_eq!(allowed("/sys/fs/bpf/cproxy2", (3, 9), "v7"), none);
+        assert_eq!(allowed("/run/vmm", (1, 20), "metrics.sock"), [false, false, true, false, false]);
+        assert_eq!(allowed("/run/vmm", (1, 20), "vmm.sock"), none);
+        assert_eq!(allowed("/etc", (1, 2), "passwd"), none);
+        for name in ["", ".", ".."] {
+            assert_eq!(allowed("/run/cproxy", (1, 7), name), none, "{name:?}");
+        }
+    }
+}

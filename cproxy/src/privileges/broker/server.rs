@@ -1,0 +1,299 @@
+//! The broker's process.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::{self, File},
+    io::{self, Write as _},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{
+            ffi::{OsStrExt as _, OsStringExt as _},
+            fs::{FileExt as _, MetadataExt as _},
+            net::UnixStream,
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fchmod, fstat, mkdirat, open, openat, renameat_with, unlinkat},
+    io::Errno,
+    net::{AddressFamily, sockopt::socket_domain},
+    process::{Pid, PidfdFlags, PidfdGetfdFlags, getppid, pidfd_getfd, pidfd_open},
+};
+
+use super::{
+    READY,
+    notification::{Call, Listener, Outcome},
+    places::{Change, Parent, Places},
+    receive,
+};
+
+/// Name of the process, which is not that of the agent.
+const NAME: &std::ffi::CStr = c"cproxy-broker";
+
+/// Longest path (include/uapi/linux/limits.h, `PATH_MAX`).
+const PATH_BYTES_MAX: usize = 4096;
+
+/// Bytes that are read of a path at once: it may end just before memory that is not there.
+const PATH_PART_BYTES: usize = 256;
+
+/// Signals that end the agent, and the broker with it, but not before it: its last act takes the broker.
+const IGNORED: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+
+/// Serves the parent process, whose socket is the standard input, until that ends. The arguments are the run directory,
+/// the pin directory, and files of sockets.
+///
+/// # Errors
+/// It cannot serve; the parent is told.
+pub fn serve(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
+    for signal in IGNORED {
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    rustix::thread::set_name(NAME).ok();
+    let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut next = || arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput);
+    let (run_dir, pin_dir) = (next()?, next()?);
+    let broker = match Server::new(&run_dir, &pin_dir, arguments.map(PathBuf::from)) {
+        Ok(broker) => broker,
+        Err(error) => {
+            socket.write_all(error.to_string().as_bytes())?;
+            return Err(error);
+        }
+    };
+    socket.write_all(READY)?;
+    // Without one the parent has ended.
+    let Some(listener) = receive(&socket)? else { return Ok(()) };
+    broker.run(&socket, &Listener::new(listener));
+    Ok(())
+}
+
+struct Server {
+    agent: Pid,
+    /// The agent's process.
+    pidfd: OwnedFd,
+    places: Places,
+}
+
+impl Server {
+    fn new(run_dir: &Path, pin_dir: &Path, files: impl Iterator<Item = PathBuf>) -> io::Result<Self> {
+        let agent = getppid().ok_or_else(|| io::Error::other("the agent has ended"))?;
+        let pidfd = pidfd_open(agent, PidfdFlags::empty())?;
+        // What the work takes is tried: the permission comes before the descriptor, which need not be there.
+        match pidfd_getfd(&pidfd, 0, PidfdGetfdFlags::empty()) {
+            Ok(_) | Err(Errno::BADF) => {}
+            Err(error) => return Err(error.into()),
+        }
+        File::open(format!("/proc/{agent}/mem"))?;
+        let run_dir = fs::metadata(run_dir)?;
+        let real = |path: &Path| {
+            let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+            Ok::<_, io::Error>(path.parent().unwrap_or(Path::new("/")).canonicalize()?.join(name))
+        };
+        let files = files.map(|file| real(&file)).collect::<io::Result<_>>()?;
+        let places = Places { run_dir: (run_dir.dev(), run_dir.ino()), pin_dir: pin_dir.canonicalize()?, files };
+        Ok(Self { agent, pidfd, places })
+    }
+
+    /// Until the agent ends.
+    fn run(&self, socket: &UnixStream, listener: &Listener) {
+        loop {
+            let mut polled = [PollFd::new(listener, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
+            match poll(&mut polled, None) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(_) => return,
+            }
+            let [calls, agent] = polled.map(|polled| polled.revents());
+            if calls.contains(PollFlags::IN) {
+                // The thread may have been killed meanwhile.
+                if let Ok(call) = listener.next() {
+                    listener.answer(&call, self.make(listener, &call));
+                }
+            } else if !calls.is_empty() || !agent.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Makes a call in a thread's place.
+    fn make(&self, listener: &Listener, call: &Call) -> Result<Outcome, Errno> {
+        let [first, second, third, fourth, fifth, _] = call.arguments;
+        let name = |directory, path| self.name(listener, call, directory, path);
+        match call.number {
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_open => self.create(&name(HERE, first)?, second, third),
+            libc::SYS_openat => self.create(&name(first, second)?, third, fourth),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_unlink => self.remove(&name(HERE, first)?, AtFlags::empty()),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_rmdir => self.remove(&name(HERE, first)?, AtFlags::REMOVEDIR),
+            libc::SYS_unlinkat => self.remove(&name(first, second)?, AtFlags::from_bits_retain(word(third))),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_mkdir => self.make_directory(&name(HERE, first)?, second),
+            libc::SYS_mkdirat => self.make_directory(&name(first, second)?, third),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_rename => self.rename(&name(HERE, first)?, &name(HERE, second)?, 0),
+            libc::SYS_renameat => self.rename(&name(first, second)?, &name(third, fourth)?, 0),
+            libc::SYS_renameat2 => self.rename(&name(first, second)?, &name(third, fourth)?, fifth),
+            libc::SYS_pidfd_getfd => self.duplicate(call, first, second, third),
+            libc::SYS_fchmod => self.set_mode(call, first, second),
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    fn create(&self, name: &Name, flags: u64, mode: u64) -> Result<Outcome, Errno> {
+        self.check(name, Change::Create)?;
+        let flags = OFlags::from_bits_retain(word(flags)) | OFlags::EXCL | OFlags::CLOEXEC;
+        Ok(Outcome::Descriptor(openat(&name.parent, &name.name, flags, Mode::from_raw_mode(word(mode)))?))
+    }
+
+    fn remove(&self, name: &Name, flags: AtFlags) -> Result<Outcome, Errno> {
+        let is_directory = flags.contains(AtFlags::REMOVEDIR);
+        self.check(name, if is_directory { Change::RemoveDirectory } else { Change::Remove })?;
+        unlinkat(&name.parent, &name.name, flags).map(|()| Outcome::Done)
+    }
+
+    fn make_directory(&self, name: &Name, mode: u64) -> Result<Outcome, Errno> {
+        self.check(name, Change::MakeDirectory)?;
+        mkdirat(&name.parent, &name.name, Mode::from_raw_mode(word(mode))).map(|()| Outcome::Done)
+    }
+
+    fn rename(&self, from: &Name, to: &Name, flags: u64) -> Result<Outcome, Errno> {
+        self.check(from, Change::Rename)?;
+        self.check(to, Change::Rename)?;
+        let flags = RenameFlags::from_bits_retain(word(flags));
+        if flags.is_empty() {
+            return rustix::fs::renameat(&from.parent, &from.name, &to.parent, &to.name).map(|()| Outcome::Done);
+        }
+        renameat_with(&from.parent, &from.name, &to.parent, &to.name, flags).map(|()| Outcome::Done)
+    }
+
+    /// Duplicates a descriptor of another process if it is an internet socket: others count as closed.
+    fn duplicate(&self, call: &Call, process: u64, number: u64, flags: u64) -> Result<Outcome, Errno> {
+        let process = self.descriptor(call, process)?;
+        let flags = PidfdGetfdFlags::from_bits_retain(word(flags));
+        let descriptor = pidfd_getfd(&process, word(number).cast_signed(), flags)?;
+        match socket_domain(&descriptor) {
+            Ok(AddressFamily::INET | AddressFamily::INET6) => Ok(Outcome::Descriptor(descriptor)),
+            _ => Err(Errno::BADF),
+        }
+    }
+
+    /// Sets the mode of a socket, which its file gets when it is bound.
+    fn set_mode(&self, call: &Call, number: u64, mode: u64) -> Result<Outcome, Errno> {
+        let socket = self.descriptor(call, number)?;
+        if FileType::from_raw_mode(fstat(&socket)?.st_mode) != FileType::Socket {
+            return Err(Errno::PERM);
+        }
+        fchmod(&socket, Mode::from_raw_mode(word(mode))).map(|()| Outcome::Done)
+    }
+
+    /// Descriptor of the agent itself.
+    fn descriptor(&self, call: &Call, number: u64) -> Result<OwnedFd, Errno> {
+        if !fs::exists(format!("/proc/{}/task/{}", self.agent, call.thread)).unwrap_or_default() {
+            return Err(Errno::PERM);
+        }
+        pidfd_getfd(&self.pidfd, word(number).cast_signed(), PidfdGetfdFlags::empty())
+    }
+
+    fn check(&self, name: &Name, change: Change) -> Result<(), Errno> {
+        let status = fstat(&name.parent)?;
+        let parent = Parent { path: &name.parent_path, identity: (status.st_dev, status.st_ino) };
+        if self.places.allow(parent, &name.name, change) { Ok(()) } else { Err(Errno::PERM) }
+    }
+
+    /// The name that a call means, with its directory opened.
+    fn name(&self, listener: &Listener, call: &Call, directory: u64, path: u64) -> Result<Name, Errno> {
+        let path = read_path(call.thread, path)?;
+        // Otherwise the memory may have been another process's.
+        if !listener.is_waiting(call) {
+            return Err(Errno::INTR);
+        }
+        let (parent, name) = split(&path);
+        let proc = format!("/proc/{}", call.thread);
+        let parent = match (parent.strip_prefix(b"/proc/self/"), word(directory).cast_signed()) {
+            (Some(rest), _) => Path::new(&proc).join(OsStr::from_bytes(rest)),
+            (None, libc::AT_FDCWD) => Path::new(&proc).join("cwd").join(OsStr::from_bytes(parent)),
+            (None, number) => Path::new(&proc).join("fd").join(number.to_string()).join(OsStr::from_bytes(parent)),
+        };
+        let parent = open(&parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let parent_path = fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&parent)));
+        let parent_path = parent_path.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        Ok(Name { parent, parent_path, name: OsString::from_vec(name.to_owned()) })
+    }
+}
+
+/// `AT_FDCWD` as an argument.
+#[cfg(target_arch = "x86_64")]
+const HERE: u64 = libc::AT_FDCWD as u32 as u64;
+
+/// Name in a directory.
+struct Name {
+    parent: OwnedFd,
+    /// The kernel's path of it.
+    parent_path: PathBuf,
+    name: OsString,
+}
+
+/// The lower half of an argument: the kernel looks at no more.
+fn word(argument: u64) -> u32 {
+    argument as u32
+}
+
+/// Directory and name of a path. What has no name, such as a path that ends with a slash, has an empty one.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => path.split_at(slash + 1),
+        None => (b"", path),
+    }
+}
+
+/// Path in a thread's memory.
+fn read_path(thread: u32, address: u64) -> Result<Vec<u8>, Errno> {
+    let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::FAULT);
+    let memory = File::open(format!("/proc/{thread}/mem")).map_err(failed)?;
+    let mut path = Vec::new();
+    while path.len() < PATH_BYTES_MAX {
+        let mut part = [0; PATH_PART_BYTES];
+        let length = memory.read_at(&mut part, address.wrapping_add(path.len() as u64)).map_err(failed)?;
+        let part = part.get(..length).filter(|part| !part.is_empty()).ok_or(Errno::FAULT)?;
+        if let Some(end) = part.iter().position(|byte| *byte == 0) {
+            path.extend_from_slice(part.get(..end).unwrap_or_default());
+            return Ok(path);
+        }
+        path.extend_from_slice(part);
+    }
+    Err(Errno::NAMETOOLONG)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_split_at_its_last_slash() {
+        for (path, directory, name) in [
+            ("/a/b", "/a/", "b"),
+            ("/b", "/", "b"),
+            ("b", "", "b"),
+            ("a/b/", "a/b/", ""),
+            ("/a/..", "/a/", ".."),
+            ("", "", ""),
+        ] {
+            assert_eq!(split(path.as_bytes()), (directory.as_bytes(), name.as_bytes()), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_read_from_memory() {
+        let own = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let address = |text: &[u8]| text.as_ptr().expose_provenance() as u64;
+        let (short, long) = (b"/run/cproxy/ready\0".to_vec(), vec![b'x'; PATH_BYTES_MAX + PATH_PART_BYTES]);
+        assert_eq!(read_path(own, address(&short)).unwrap(), b"/run/cproxy/ready");
+        assert_eq!(read_path(own, address(&long)), Err(Errno::NAMETOOLONG));
+        assert!(read_path(own, 0).is_err());
+    }
+}
