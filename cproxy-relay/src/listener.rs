@@ -108,11 +108,11 @@ impl Listener {
 
 /// Accepts connections of a unix socket for ever. A socket cannot be reached without its file: a new one takes its
 /// place.
-async fn accept_unix(mut listener: UnixListener, mut file: Arc<SocketFile>, relay: Arc<Relay>) {
+async fn accept_unix(mut listener: UnixListener, file: Arc<SocketFile>, relay: Arc<Relay>) {
     loop {
         tokio::select! {
             () = Listener::Unix(listener, file.clone()).accept(relay.clone()) => return,
-            again = unix_socket::listen_again(file.clone()) => (listener, file) = (again.0, Arc::new(again.1)),
+            again = file.clone().listen_again() => listener = again,
         }
     }
 }

@@ -63,7 +63,7 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     let listeners = open_listeners(&config, tls.as_ref())?;
     if let Some(address) = config.metrics_address {
         let listener = StatusListener::open(&ListenAddress::Tcp(address));
-        let (listener, _) = listener.with_context(|| format!("--metrics-bind-address {address}"))?;
+        let listener = listener.with_context(|| format!("--metrics-bind-address {address}"))?;
         let of_metrics = relay.clone();
         let respond = move |request: StatusRequest| ready(metrics_server::respond(&of_metrics, &request));
         drop(tokio::spawn(listener.serve(respond)));

@@ -106,7 +106,7 @@ async fn run_until_stopped(
     // Held until the end: the only agent on these pins. The run directory has a lock of its own.
     let lock = PinDir::new(&environment.pin_dir).lock()?;
     let run_dir = RunDir::claim(&config.run_dir)?;
-    let listener = run_dir.listen()?;
+    let (listener, socket) = run_dir.listen()?;
     let endpoints = Endpoints::open(config.metrics_address.as_ref(), config.healthz_address.as_ref())?;
     timeline.end(Phase::Prepare);
     let last_contact = LastContact::default();
@@ -148,7 +148,7 @@ async fn run_until_stopped(
     }
     let _files = endpoints.start(requests.clone(), lock.pins().clone()).map_err(AgentError::EndpointThread)?;
     let controls = Controls::new(log, &config);
-    drop(tokio::spawn(run_dir::serve(listener, requests.clone(), controls.clone())));
+    drop(tokio::spawn(run_dir::serve(listener, socket, requests.clone(), controls.clone())));
     drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
     drop(tokio::spawn(resume::watch(kernel_log, requests.clone(), client.clone(), health_watch.clone())));
     let health_checker = HealthChecker {

@@ -40,7 +40,7 @@ struct Paths {
 #[derive(Debug, Default)]
 pub struct Endpoints {
     listeners: Vec<(StatusListener, Paths)>,
-    files: Vec<SocketFile>,
+    files: Vec<Arc<SocketFile>>,
 }
 
 /// Failure to open an endpoint.
@@ -63,7 +63,14 @@ fn advice(error: &io::Error) -> &'static str {
 
 /// Files of the endpoints' unix sockets, removed when this is dropped.
 #[derive(Debug)]
-pub struct EndpointFiles(#[expect(dead_code, reason = "it is there to be dropped")] Vec<SocketFile>);
+pub struct EndpointFiles(Vec<Arc<SocketFile>>);
+
+impl Drop for EndpointFiles {
+    fn drop(&mut self) {
+        // The thread that serves has them, too.
+        self.0.iter().for_each(|file| file.close());
+    }
+}
 
 impl Endpoints {
     /// Opens the listeners; one if both addresses are the same. Call it inside a tokio runtime.
@@ -81,10 +88,10 @@ impl Endpoints {
         ] {
             let Some(address) = address else { continue };
             let opened = StatusListener::open(address);
-            let (listener, file) = opened.map_err(|error| EndpointError { flag, address: address.clone(), error })?;
+            let listener = opened.map_err(|error| EndpointError { flag, address: address.clone(), error })?;
             tracing::info!(name: "listening", "{flag}: listening on {}", listener.address(address));
+            endpoints.files.extend(listener.file().cloned());
             endpoints.listeners.push((listener, paths));
-            endpoints.files.extend(file);
         }
         Ok(endpoints)
     }

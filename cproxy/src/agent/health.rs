@@ -4,7 +4,6 @@
 //! Nothing wakes the agent for it. It looks when the network or the cgroup has changed, when the source has spoken and
 //! the last look was a minute ago, and when `cproxy check` asks.
 
-mod cgroup_changes;
 mod walk;
 
 use std::{
@@ -20,21 +19,20 @@ use std::{
 };
 
 use cproxy_core::Exclusions;
+use cproxy_daemon::FileChanges;
 use cproxy_datapath::{
     bpf::{Attachments, Environment, Mount, PinLock, ProcessCgroup, ROOT_CGROUP_ID, cgroup_id, neighbours},
     canary::Route,
 };
 use cproxy_wire::LastContact;
+use rustix::fs::inotify::WatchFlags;
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     time::Instant,
 };
 
 pub use self::walk::walk_canary;
-use self::{
-    cgroup_changes::CgroupChanges,
-    walk::{Walked, walk_all, walk_in},
-};
+use self::walk::{Walked, walk_all, walk_in};
 use super::install::install_in_child;
 use crate::{
     canary,
@@ -141,12 +139,12 @@ pub(super) struct HealthChecker {
     /// Way into the cgroup for a child.
     pub(super) entrance: io::Result<File>,
     /// Changes of the cgroup, if they can be seen.
-    pub(super) cgroup_changes: Option<CgroupChanges>,
+    pub(super) cgroup_changes: Option<FileChanges>,
 }
 
 /// Changes of cgroups, if they can be seen. Call it inside a tokio runtime.
-pub(super) fn cgroup_changes() -> Option<CgroupChanges> {
-    CgroupChanges::open().inspect_err(|error| tracing::debug!("changes of the cgroup cannot be seen: {error}")).ok()
+pub(super) fn cgroup_changes() -> Option<FileChanges> {
+    FileChanges::open().inspect_err(|error| tracing::debug!("changes of the cgroup cannot be seen: {error}")).ok()
 }
 
 /// Way into a cgroup for a child: its file `cgroup.procs`. The agent opens it at its start, since it may write to no
@@ -169,7 +167,7 @@ impl HealthChecker {
         let mut progress = Progress { attachments: self.record(), last_look: None };
         loop {
             if let Some(changes) = &cgroup_changes
-                && let Err(error) = changes.watch(&self.environment.cgroup)
+                && let Err(error) = watch(changes, &self.environment.cgroup)
             {
                 tracing::debug!("{}: changes cannot be seen: {error}", self.environment.cgroup.display());
             }
@@ -390,8 +388,15 @@ fn is_served(cgroup: &Path, excluded: &[u64]) -> bool {
     own.contains(&attached) && !own.iter().any(|id| excluded.contains(id))
 }
 
+/// Watches a cgroup for containers that are made in it, and the one above it, in which it may be made again.
+fn watch(changes: &FileChanges, cgroup: &Path) -> io::Result<()> {
+    let flags = WatchFlags::CREATE | WatchFlags::DELETE_SELF;
+    let mut directories = [Some(cgroup), cgroup.parent()].into_iter().flatten().filter(|dir| dir.is_dir());
+    directories.try_for_each(|dir| changes.watch(dir, flags))
+}
+
 /// Waits for a change of the cgroup; for ever if changes cannot be seen.
-async fn cgroup_changed(changes: Option<&CgroupChanges>) {
+async fn cgroup_changed(changes: Option<&FileChanges>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()
     {

@@ -16,9 +16,12 @@ use rustix::{
 use serde::de::DeserializeOwned;
 use tracing::Level;
 
-use super::protocol::{
-    REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL, REQUEST_RESEED,
-    REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+use super::{
+    lock,
+    protocol::{
+        REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL,
+        REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+    },
 };
 use crate::{
     config::SettingRow,
@@ -123,6 +126,11 @@ pub fn request_reseed(run_dir: &Path) -> io::Result<String> {
 pub fn explain_silence(run_dir: &Path, error: &io::Error) -> String {
     let socket = run_dir.join(SOCKET);
     match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused if lock::is_held(run_dir) => format!(
+            "an agent runs with the run directory {}, but somebody removed its socket: the agent makes it again, or its \
+             log says why it cannot",
+            run_dir.display()
+        ),
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
             "no agent runs with the run directory {}: start cproxy run, or pass its --run-dir",
             run_dir.display()

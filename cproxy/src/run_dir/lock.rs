@@ -1,6 +1,10 @@
 //! Lock of the one agent that uses the directory. Other users cannot open its file, and so cannot hold it.
 
-use std::{io, os::fd::OwnedFd};
+use std::{
+    fs, io,
+    os::{fd::OwnedFd, unix::fs::MetadataExt as _},
+    path::Path,
+};
 
 use rustix::{
     fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, openat},
@@ -9,6 +13,9 @@ use rustix::{
 };
 
 const LOCK: &str = "lock";
+
+/// The kernel's locks of all processes (proc_locks(5)).
+const LOCKS: &str = "/proc/locks";
 
 /// Takes the lock; its file is made if it does not exist.
 ///
@@ -33,6 +40,20 @@ pub(super) fn acquire_existing(dir: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// Whether an agent has the lock. Taking it to find out would keep an agent from starting.
+pub(super) fn is_held(run_dir: &Path) -> bool {
+    let (Ok(lock), Ok(locks)) = (fs::metadata(run_dir.join(LOCK)), fs::read_to_string(LOCKS)) else { return false };
+    locks.lines().any(|line| is_lock_of(line, lock.ino()))
+}
+
+/// Whether a line is about a lock on the file with this inode, such as `1: FLOCK  ADVISORY  WRITE 742 00:1d:57 0 EOF`.
+fn is_lock_of(line: &str, inode: u64) -> bool {
+    let mut fields = line.split_whitespace().skip(1);
+    let (kind, file) = (fields.next(), fields.nth(3));
+    let number = file.and_then(|file| file.rsplit(':').next()?.parse().ok());
+    kind == Some("FLOCK") && number == Some(inode)
+}
+
 fn open(dir: &OwnedFd, create: OFlags) -> io::Result<OwnedFd> {
     // Opening a FIFO would otherwise wait for a writer.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | create;
@@ -54,5 +75,31 @@ fn locked(file: OwnedFd) -> io::Result<OwnedFd> {
         // A kernel without file locks (CONFIG_FILE_LOCKING) cannot keep two agents apart.
         Err(Errno::NOSYS) => Ok(file),
         result => Ok(result.map(|()| file)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_known_by_its_file() {
+        let line = "1: FLOCK  ADVISORY  WRITE 742 00:1d:57 0 EOF";
+        assert!(is_lock_of(line, 57) && !is_lock_of(line, 7));
+        assert!(!is_lock_of("2: POSIX  ADVISORY  WRITE 742 00:1d:57 0 EOF", 57));
+        assert!(!is_lock_of("", 0));
+    }
+
+    #[test]
+    fn a_lock_is_held_until_its_owner_drops_it() {
+        let dir = std::env::temp_dir().join(format!("cproxy-lock-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        assert!(!is_held(&dir));
+        let opened = cproxy_datapath::owned_dir::open(&dir).unwrap();
+        let lock = acquire(&opened).unwrap();
+        assert!(is_held(&dir));
+        drop(lock);
+        assert!(!is_held(&dir));
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -1,11 +1,14 @@
 //! Run directory of a running agent, and the record of one that could not run.
 
 use std::{
+    ffi::OsStr,
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use cproxy_daemon::unix_socket::{self, SocketFile};
 use cproxy_datapath::owned_dir;
 use tokio::net::UnixListener;
 
@@ -47,9 +50,11 @@ impl RunDir {
     ///
     /// # Errors
     /// It cannot be created.
-    pub fn listen(&self) -> Result<UnixListener, RunDirError> {
-        UnixListener::bind(owned_dir::path_in(&self.dir, SOCKET))
-            .map_err(|error| RunDirError(self.path.join(SOCKET), error))
+    pub fn listen(&self) -> Result<(UnixListener, Arc<SocketFile>), RunDirError> {
+        let path = self.path.join(SOCKET);
+        let listen = |directory| unix_socket::listen_in(directory, OsStr::new(SOCKET), &path);
+        let listening = self.dir.try_clone().and_then(listen).map(|(listener, file)| (listener, Arc::new(file)));
+        listening.map_err(|error| RunDirError(path, error))
     }
 
     /// Writes `limited` with the caveat about the programs' cgroup.

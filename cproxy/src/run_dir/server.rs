@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, io, sync::Arc};
 
 use cproxy_core::TcpPlace;
+use cproxy_daemon::unix_socket::SocketFile;
 use cproxy_datapath::bpf::ServiceCounters;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -86,8 +87,22 @@ impl fmt::Display for Restored {
     }
 }
 
-/// Serves clients for ever.
-pub async fn serve(listener: UnixListener, requests: mpsc::Sender<Request>, controls: Controls) {
+/// Serves clients for ever, also after somebody has removed the socket's file.
+pub async fn serve(
+    mut listener: UnixListener,
+    file: Arc<SocketFile>,
+    requests: mpsc::Sender<Request>,
+    controls: Controls,
+) {
+    loop {
+        tokio::select! {
+            () = accept(&listener, &requests, &controls) => return,
+            again = file.clone().listen_again() => listener = again,
+        }
+    }
+}
+
+async fn accept(listener: &UnixListener, requests: &mpsc::Sender<Request>, controls: &Controls) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.

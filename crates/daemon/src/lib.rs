@@ -2,6 +2,7 @@
 //! init system, errors of the command line, and the server for metrics and health checks.
 
 mod exposition;
+mod file_changes;
 mod json_lines;
 mod listen_address;
 mod log;
@@ -14,6 +15,7 @@ pub mod unix_socket;
 mod usage;
 
 pub use exposition::{Exposition, Histogram, MetricKind, MetricsFormat};
+pub use file_changes::FileChanges;
 pub use listen_address::ListenAddress;
 pub use log::{LogFilter, LogFormat};
 pub use status_server::{StatusListener, StatusRequest, StatusResponse};

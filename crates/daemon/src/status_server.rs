@@ -5,9 +5,11 @@ use std::{
     cmp::Reverse,
     collections::BTreeMap,
     convert::Infallible,
+    future::pending,
     io,
     net::{self, IpAddr},
     os::{fd::OwnedFd, unix},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -50,8 +52,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub enum StatusListener {
     /// TCP.
     Tcp(net::TcpListener),
-    /// Unix socket.
-    Unix(unix::net::UnixListener),
+    /// Unix socket, and its file.
+    Unix(unix::net::UnixListener, Arc<SocketFile>),
     /// vsock.
     Vsock(OwnedFd),
 }
@@ -59,7 +61,7 @@ pub enum StatusListener {
 /// Listening socket of the present runtime.
 enum Accepting {
     Tcp(TcpListener),
-    Unix(UnixListener),
+    Unix(UnixListener, Arc<SocketFile>),
     Vsock(VsockListener),
 }
 
@@ -131,24 +133,24 @@ impl StatusResponse {
 }
 
 impl StatusListener {
-    /// Opens a listener. Call it inside a tokio runtime. The file of a unix socket is removed when it is dropped.
+    /// Opens a listener. Call it inside a tokio runtime.
     ///
     /// # Errors
     /// The address is in use or cannot be bound.
-    pub fn open(address: &ListenAddress) -> io::Result<(Self, Option<SocketFile>)> {
+    pub fn open(address: &ListenAddress) -> io::Result<Self> {
         Ok(match address {
             ListenAddress::Tcp(address) => {
                 let listener = net::TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;
-                (Self::Tcp(listener), None)
+                Self::Tcp(listener)
             }
             ListenAddress::Unix(path) => {
                 let (listener, file) = unix_socket::listen(path)?;
-                (Self::Unix(listener.into_std()?), Some(file))
+                Self::Unix(listener.into_std()?, Arc::new(file))
             }
             &ListenAddress::Vsock { cid, port } => {
                 let cid = if cid == u32::MAX { VMADDR_CID_ANY } else { cid };
-                (Self::Vsock(VsockListener::bind(VsockAddr::new(cid, port))?.into()), None)
+                Self::Vsock(VsockListener::bind(VsockAddr::new(cid, port))?.into())
             }
         })
     }
@@ -160,10 +162,16 @@ impl StatusListener {
         own.map_or_else(|| asked.clone(), ListenAddress::Tcp)
     }
 
+    /// File of a unix socket, which is removed when the last owner drops it.
+    #[must_use]
+    pub fn file(&self) -> Option<&Arc<SocketFile>> {
+        if let Self::Unix(_, file) = self { Some(file) } else { None }
+    }
+
     fn register(self) -> io::Result<Accepting> {
         Ok(match self {
             Self::Tcp(listener) => Accepting::Tcp(TcpListener::from_std(listener)?),
-            Self::Unix(listener) => Accepting::Unix(UnixListener::from_std(listener)?),
+            Self::Unix(listener, file) => Accepting::Unix(UnixListener::from_std(listener)?, file),
             Self::Vsock(listener) => Accepting::Vsock(listener.into()),
         })
     }
@@ -176,10 +184,19 @@ impl StatusListener {
     where
         F: Future<Output = StatusResponse> + Send + 'static,
     {
-        let (listener, respond) = (self.register()?, Arc::new(respond));
+        let (mut listener, respond) = (self.register()?, Arc::new(respond));
         let mut open: Vec<Open> = Vec::new();
+        let mut again = pin!(listener.again());
         loop {
-            let Ok((stream, peer)) = listener.accept().await else {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                new = &mut again => {
+                    listener = new;
+                    again.set(listener.again());
+                    continue;
+                }
+            };
+            let Ok((stream, peer)) = accepted else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
@@ -201,13 +218,24 @@ impl StatusListener {
 }
 
 impl Accepting {
+    /// The listener that takes the place of this one once nobody can reach it any more.
+    fn again(&self) -> impl Future<Output = Self> + Send + use<> {
+        let file = if let Self::Unix(_, file) = self { Some(file.clone()) } else { None };
+        async move {
+            match file {
+                Some(file) => Self::Unix(file.clone().listen_again().await, file),
+                None => pending().await,
+            }
+        }
+    }
+
     async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
         Ok(match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
                 (Box::new(stream), Peer::Address(address.ip()))
             }
-            Self::Unix(listener) => {
+            Self::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
                 let user = stream.peer_cred()?.uid();
                 (Box::new(stream), Peer::User(user))

@@ -8,17 +8,19 @@ use std::{
     io,
     os::fd::{AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat},
+    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, inotify::WatchFlags},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Uid, geteuid},
 };
 use tokio::{net::UnixListener, task::spawn_blocking, time::interval};
+
+use crate::FileChanges;
 
 /// Flags with which directories are opened.
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -26,17 +28,25 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CL
 /// Queue of connections, as long as the standard library's.
 const BACKLOG: i32 = 128;
 
-/// Interval at which it is looked whether a socket's file is still there.
+/// Interval at which a socket that is not there is made again.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// File of a socket, removed at the end.
 #[derive(Debug)]
 pub struct SocketFile {
     path: Arc<Path>,
-    directory: OwnedFd,
     name: OsString,
+    place: Mutex<Place>,
+}
+
+/// Where the file is at present.
+#[derive(Debug)]
+struct Place {
+    directory: OwnedFd,
     /// Device and inode.
     identity: (u64, u64),
+    /// Whether the process ends, and makes no socket again.
+    is_closed: bool,
 }
 
 impl SocketFile {
@@ -49,7 +59,80 @@ impl SocketFile {
     /// Whether the file is still there.
     #[must_use]
     pub fn is_there(&self) -> bool {
-        status(&self.directory, &self.name).is_ok_and(|found| identity(&found) == self.identity)
+        let place = self.lock();
+        status(&place.directory, &self.name).is_ok_and(|found| identity(&found) == place.identity)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the file may have gone. Without inotify that is at once.
+    async fn changed(&self) {
+        let changes = FileChanges::open().and_then(|changes| {
+            let path = path_in(&self.lock().directory, &self.name);
+            // Its last name goes, and it is a socket's as before.
+            changes.watch(&path, WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF)?;
+            Ok(changes)
+        });
+        match changes {
+            // It may have gone before it was watched.
+            Ok(changes) if self.is_there() => drop(changes.changed().await),
+            Ok(_) => {}
+            Err(error) => tracing::debug!("changes of unix://{} cannot be seen: {error}", self.path.display()),
+        }
+    }
+
+    /// Waits until the file has gone, and listens at its path again.
+    pub async fn listen_again(self: Arc<Self>) -> UnixListener {
+        let (mut interval, mut is_reported) = (interval(FILE_INTERVAL), false);
+        loop {
+            self.changed().await;
+            interval.tick().await;
+            let file = self.clone();
+            let listen = move || (!file.is_there() && !file.lock().is_closed).then(|| file.listen());
+            match spawn_blocking(listen).await {
+                Ok(Some(Ok(listener))) => {
+                    tracing::info!("listening on unix://{} again: somebody removed its file", self.path.display());
+                    return listener;
+                }
+                Ok(Some(Err(error))) if !is_reported => {
+                    tracing::warn!(
+                        "somebody removed the file of unix://{}, and it cannot be made again: {error}; trying again",
+                        self.path.display()
+                    );
+                    is_reported = true;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Listens in the same directory or, if that has gone, in the one that is on its path now.
+    fn listen(&self) -> io::Result<UnixListener> {
+        let directory = self.lock().directory.try_clone()?;
+        let listened = match rustix::fs::fstat(&directory)?.st_nlink {
+            0 => listen(&self.path),
+            _ => listen_in(directory, &self.name, &self.path),
+        };
+        let (listener, new) = listened?;
+        let mut place = self.lock();
+        if place.is_closed {
+            return Err(io::Error::other("the process ends"));
+        }
+        std::mem::swap(&mut *place, &mut *new.lock());
+        Ok(listener)
+    }
+
+    /// Removes the file while others may still own this, and does not make it again.
+    pub fn close(&self) {
+        let mut place = self.lock();
+        if !place.is_closed
+            && status(&place.directory, &self.name).is_ok_and(|found| identity(&found) == place.identity)
+        {
+            rustix::fs::unlinkat(&place.directory, &self.name, AtFlags::empty()).ok();
+        }
+        place.is_closed = true;
     }
 
     /// Gives the file to an owner.
@@ -57,14 +140,15 @@ impl SocketFile {
     /// # Errors
     /// Another file has taken its place, or the process may not do it.
     pub fn give(&self, owner: &Stat) -> io::Result<()> {
+        let place = self.lock();
         let file = rustix::fs::openat(
-            &self.directory,
+            &place.directory,
             &self.name,
             OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
             Mode::empty(),
         )?;
         let found = rustix::fs::fstat(&file)?;
-        if identity(&found) != self.identity || found.st_uid != geteuid().as_raw() || found.st_nlink != 1 {
+        if identity(&found) != place.identity || found.st_uid != geteuid().as_raw() || found.st_nlink != 1 {
             return Err(io::Error::other("another file has taken the place of the socket"));
         }
         let (uid, gid) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
@@ -74,9 +158,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.is_there() {
-            rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty()).ok();
-        }
+        self.close();
     }
 }
 
@@ -112,39 +194,13 @@ pub fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     listen_in(open_below(directory, Path::new(""))?, name, path)
 }
 
-/// Waits until a socket's file has gone, and listens at its path again.
-pub async fn listen_again(file: Arc<SocketFile>) -> (UnixListener, SocketFile) {
-    let (mut interval, mut is_reported) = (interval(FILE_INTERVAL), false);
-    loop {
-        interval.tick().await;
-        let looked_at = file.clone();
-        let listen = move || (!looked_at.is_there()).then(|| listen(&looked_at.path));
-        match spawn_blocking(listen).await {
-            Ok(Some(Ok(again))) => {
-                tracing::info!("listening on unix://{} again: somebody removed its file", file.path.display());
-                return again;
-            }
-            Ok(Some(Err(error))) if !is_reported => {
-                tracing::warn!(
-                    "somebody removed the file of unix://{}, and it cannot be made again: {error}; trying again",
-                    file.path.display()
-                );
-                is_reported = true;
-            }
-            _ => {}
-        }
-    }
-}
-
 /// Listens in a directory. A socket that an earlier process has left behind is replaced; one that is in use, or another
 /// file, is not. `path` is what clients are known by.
 ///
 /// # Errors
 /// The socket cannot be made.
 pub fn listen_in(directory: OwnedFd, name: &OsStr, path: &Path) -> io::Result<(UnixListener, SocketFile)> {
-    // Not the path itself, on which somebody else may have another directory now.
-    let reached: PathBuf =
-        [OsStr::new("/proc/self/fd"), OsStr::new(&directory.as_raw_fd().to_string()), name].iter().collect();
+    let reached = path_in(&directory, name);
     let listener = match bind(&reached) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_behind(&directory, name, &reached)? => {
             rustix::fs::unlinkat(&directory, name, AtFlags::empty())?;
@@ -153,7 +209,13 @@ pub fn listen_in(directory: OwnedFd, name: &OsStr, path: &Path) -> io::Result<(U
         listener => listener,
     }?;
     let identity = identity(&status(&directory, name)?);
-    Ok((listener, SocketFile { path: path.into(), directory, name: name.to_owned(), identity }))
+    let place = Mutex::new(Place { directory, identity, is_closed: false });
+    Ok((listener, SocketFile { path: path.into(), name: name.to_owned(), place }))
+}
+
+/// Path of a file in an opened directory: on the directory's own path somebody else may have another one now.
+fn path_in(directory: &OwnedFd, name: &OsStr) -> PathBuf {
+    [OsStr::new("/proc/self/fd"), OsStr::new(&directory.as_raw_fd().to_string()), name].iter().collect()
 }
 
 /// Makes a socket that only the file's owner can connect to, whatever the umask is.
@@ -233,13 +295,24 @@ mod tests {
         let (first, file) = listen(&path).unwrap();
         let file = Arc::new(file);
         fs::remove_dir_all(&directory).unwrap();
-        let again = tokio::spawn(listen_again(file.clone()));
+        let again = tokio::spawn(file.clone().listen_again());
         // It cannot be made yet.
         tokio::time::sleep(FILE_INTERVAL / 2).await;
         fs::create_dir_all(&directory).unwrap();
-        let (_again, new) = again.await.unwrap();
-        drop((first, file));
-        assert!(new.is_there(), "the end of the old socket leaves the new file alone");
+        let again = again.await.unwrap();
+        drop(first);
+        assert!(file.is_there(), "the end of the old socket leaves the new file alone");
+        drop((again, file));
+        assert!(!path.exists(), "the new file is removed at the end");
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_socket_whose_file_stays_costs_nothing() {
+        let directory = directory("stays");
+        let (_listener, file) = listen(&directory.join("socket")).unwrap();
+        let again = tokio::time::timeout(Duration::from_secs(3600), Arc::new(file).listen_again());
+        assert!(again.await.is_err(), "the clock has moved by an hour at once, so nothing has waited for it");
         fs::remove_dir_all(&directory).unwrap();
     }
 

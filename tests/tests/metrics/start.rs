@@ -1,10 +1,16 @@
 //! Start and end of the endpoints: addresses of all kinds, those in use, and no endpoint at all.
 
-use std::{fs, io::ErrorKind, net::TcpListener, os::unix::net::UnixListener, path::PathBuf};
+use std::{
+    fs,
+    io::ErrorKind,
+    net::TcpListener,
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+};
 
 use cproxy_tests::{
     manifest,
-    process::{Agent, Signal, cproxy},
+    process::{Agent, Signal, cproxy, eventually},
     sandbox::Sandbox,
     world::{SYNC, web_with},
 };
@@ -58,6 +64,50 @@ fn endpoints_share_an_address_and_a_unix_socket_is_removed_at_the_end() {
     assert_eq!(get_unix(&path, "/readyz").body, "ok");
     agent.stop();
     assert!(!path.exists());
+}
+
+#[test]
+fn sockets_that_somebody_removes_are_made_again() {
+    let sandbox = sandbox();
+    let status = sandbox.dir().join("status.sock");
+    let address = format!("unix://{}", status.display());
+    let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir());
+    let mut agent = agent.args(["--metrics-bind-address", &address]).start();
+    agent.wait_ready(SYNC);
+    let own = sandbox.run_dir().join("cproxy.sock");
+    let again = |path: &Path| {
+        let what = format!("{} is made again", path.display());
+        eventually(PATIENCE, &what, || UnixStream::connect(path).map(drop));
+    };
+    for _ in 0..2 {
+        fs::remove_file(&status).unwrap();
+        again(&status);
+        assert_eq!(get_unix(&status, "/metrics").code, 200);
+        fs::remove_file(&own).unwrap();
+        again(&own);
+        cproxy(&sandbox, &["set", "log-level", "info"]).success();
+    }
+    // Another process's file keeps the agent from its place, and is not removed.
+    fs::write(sandbox.dir().join("other"), "another file").unwrap();
+    fs::rename(sandbox.dir().join("other"), &own).unwrap();
+    agent.wait_log("a file that is no socket is there; trying again", SYNC);
+    assert_eq!(fs::read_to_string(&own).unwrap(), "another file");
+    fs::remove_file(&own).unwrap();
+    again(&own);
+    agent.stop();
+    assert!(!status.exists() && !own.exists());
+}
+
+#[test]
+fn a_missing_socket_of_a_running_agent_is_named() {
+    let sandbox = sandbox();
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    agent.wait_ready(SYNC);
+    agent.signal(Signal::STOP);
+    fs::remove_file(sandbox.run_dir().join("cproxy.sock")).unwrap();
+    let output = cproxy(&sandbox, &["set", "log-level", "info"]);
+    agent.signal(Signal::CONT);
+    assert!(output.stderr.contains("but somebody removed its socket: the agent makes it again"), "{output:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Changes of the cgroup that the programs are attached to: cgroups made in it, and its own removal.
+//! Changes of files and directories that somebody waits for (inotify(7)). They cost nothing until there is one.
 
 use std::{io, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
@@ -8,32 +8,35 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Containers get their cgroups by CREATE.
-const CHANGES: WatchFlags = WatchFlags::CREATE.union(WatchFlags::DELETE_SELF);
-
 /// Inotify instance that becomes readable after a change.
 #[derive(Debug)]
-pub(in crate::agent) struct CgroupChanges(AsyncFd<OwnedFd>);
+pub struct FileChanges(AsyncFd<OwnedFd>);
 
-impl CgroupChanges {
-    /// Starts to watch. Call it inside a tokio runtime.
-    pub(super) fn open() -> io::Result<Self> {
+impl FileChanges {
+    /// Watches nothing yet. Call it inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The kernel has no inotify, or the user has too many instances.
+    pub fn open() -> io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and nothing else closes it.
         let inotify = unsafe { AsyncFd::register_with_interest(inotify, Interest::READABLE) };
         Ok(Self(inotify.map_err(io::Error::from)?))
     }
 
-    /// Watches this cgroup and the one above it, in which it may be made again. Watching one again has no effect.
-    pub(super) fn watch(&self, cgroup: &Path) -> io::Result<()> {
-        for dir in [Some(cgroup), cgroup.parent()].into_iter().flatten().filter(|dir| dir.is_dir()) {
-            inotify::add_watch(self.0.get_ref(), dir, CHANGES)?;
-        }
-        Ok(())
+    /// Watches a path for these changes, too. Watching one again has no effect.
+    ///
+    /// # Errors
+    /// There is no file.
+    pub fn watch(&self, path: &Path, changes: WatchFlags) -> io::Result<()> {
+        Ok(inotify::add_watch(self.0.get_ref(), path, changes).map(drop)?)
     }
 
     /// Waits for a change.
-    pub(super) async fn changed(&self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The changes cannot be read.
+    pub async fn changed(&self) -> io::Result<()> {
         loop {
             let mut ready = self.0.readable().await?;
             let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -41,7 +44,7 @@ impl CgroupChanges {
             let mut has_changed = false;
             loop {
                 match reader.next() {
-                    // The end of a watch follows the removal of its cgroup.
+                    // The end of a watch follows the removal of its file.
                     Ok(event) => has_changed |= !event.events().contains(ReadFlags::IGNORED),
                     Err(Errno::WOULDBLOCK) => break,
                     Err(Errno::INTR) => {}
