@@ -97,8 +97,14 @@ impl<'a, T: Transport> Requester<'a, T> {
         selectors: Selectors<'_>,
         subscriber: &mut S,
     ) {
-        let mut source =
-            HttpSource { requester: self, subscriber, reader: None, is_broken: false, wants_bookmark: false };
+        let mut source = HttpSource {
+            requester: self,
+            subscriber,
+            reader: None,
+            is_broken: false,
+            changes: None,
+            wants_bookmark: false,
+        };
         follow::<K>(&mut source, selectors, S::SPREADS_LISTS).await;
     }
 
@@ -149,6 +155,8 @@ struct HttpSource<'a, T, S> {
     reader: Option<MessageReader>,
     /// The last request or response failed.
     is_broken: bool,
+    /// Changes of the network since the first attempt that failed: one that comes during an attempt counts, too.
+    changes: Option<NetworkChanges>,
     /// The next response, if it is a watch, is opened for its bookmark.
     wants_bookmark: bool,
 }
@@ -191,6 +199,9 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         }
         self.requester.judge_zstd(&input);
         self.is_broken = input.is_err();
+        if !self.is_broken {
+            self.changes = None;
+        }
         input
     }
 
@@ -203,8 +214,11 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         // An unfinished response does not go on during the pause.
         self.reader = None;
         if pause.ends_on_network_change {
+            if self.changes.is_none() {
+                self.changes = NetworkChanges::open().ok();
+            }
             tokio::select! {
-                () = pause_unless_network_changes(pause.duration) => {}
+                () = pause_unless_network_changes(pause.duration, self.changes.as_ref()) => {}
                 () = self.requester.transport.usable() => {}
             }
         } else {
@@ -240,13 +254,12 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
     }
 }
 
-async fn pause_unless_network_changes(pause: Duration) {
-    let changes = NetworkChanges::open();
+async fn pause_unless_network_changes(pause: Duration, changes: Option<&NetworkChanges>) {
     let least = pause.min(PAUSE_MIN);
     tokio::time::sleep(least).await;
     let changed = async {
         match changes {
-            Ok(changes) if changes.wait().await.is_ok() => {}
+            Some(changes) if changes.wait().await.is_ok() => {}
             // If changes cannot be followed, the pause takes its full time.
             _ => pending().await,
         }

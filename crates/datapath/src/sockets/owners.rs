@@ -14,6 +14,7 @@ use std::{
 use rustix::{
     fs::fstat,
     io::Errno,
+    net::{AddressFamily, SocketType, socket},
     process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
     thread::{CapabilitySet, capabilities},
 };
@@ -112,9 +113,13 @@ impl Process {
 
 /// Fails without permission to search other users' processes, or any process.
 pub(super) fn probe() -> Result<(), String> {
-    let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
-        .and_then(|pidfd| pidfd_getfd(&pidfd, pidfd.as_raw_fd(), PidfdGetfdFlags::empty()));
-    own.map_err(|error| format!("pidfd_getfd failed: {error}"))?;
+    // Nothing but internet sockets can be duplicated where calls are filtered.
+    let own = [AddressFamily::INET, AddressFamily::INET6].map(|family| socket(family, SocketType::DGRAM, None));
+    for own in own.into_iter().flatten() {
+        let duplicate = pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
+            .and_then(|pidfd| pidfd_getfd(&pidfd, own.as_raw_fd(), PidfdGetfdFlags::empty()));
+        duplicate.map_err(|error| format!("pidfd_getfd failed: {error}"))?;
+    }
     let effective = capabilities(None).map(|sets| sets.effective).unwrap_or(CapabilitySet::empty());
     // The second is for other network namespaces (setns(2)).
     for (capability, name) in
