@@ -20,7 +20,7 @@ mod status;
 mod tcp_places;
 mod timeline;
 
-use std::{io, path::Path};
+use std::{io, path::Path, sync::Arc};
 
 use canary::Canary;
 use cproxy_core::{Event, Exclusions, NodeContext, Store, printable};
@@ -80,7 +80,7 @@ async fn run_until_stopped(
     config: Config,
     log: LogFilter,
     reread: Reread,
-    broker: &mut Option<Broker>,
+    broker: &mut Option<Arc<Broker>>,
 ) -> Result<(), AgentError> {
     // From now on the signal does not end the agent. It is looked at once the agent follows its source.
     let hangups = signal(SignalKind::hangup()).map_err(AgentError::Signal)?;
@@ -119,7 +119,7 @@ async fn run_until_stopped(
     let has_exec_plugin = configuration.as_ref().is_some_and(Configuration::has_exec_plugin);
     // It gets ready while the programs are loaded.
     let starting = (!has_exec_plugin).then(|| Broker::start(&config.run_dir, &environment.pin_dir, endpoints.files()));
-    install::install_in_child(&environment, &lock, config.service_counters).await?;
+    install::install_in_child(&environment, &lock, config.service_counters, None).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
     // Nothing is derived before the addresses are known.
@@ -137,7 +137,7 @@ async fn run_until_stopped(
     }
     reconciler.end_phase(Phase::Open);
     let entrance = health::entrance(&environment.cgroup);
-    *broker = filter_system_calls(starting);
+    *broker = filter_system_calls(starting).map(Arc::new);
     drop(tokio::spawn(reconciler.socket_terminator().run()));
     if has_kept(lock.pins()) {
         drop(tokio::spawn(handover::end(lock.pins().clone())));
@@ -152,6 +152,7 @@ async fn run_until_stopped(
     drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
     drop(tokio::spawn(resume::watch(kernel_log, requests.clone(), client.clone(), health_watch.clone())));
     let health_checker = HealthChecker {
+        broker: broker.clone(),
         entrance,
         cgroup_changes: health::cgroup_changes(),
         watch: health_watch,
@@ -170,7 +171,7 @@ async fn run_until_stopped(
     drop(tokio::spawn(reloader.run(hangups)));
     tokio::select! {
         result = reconciler.run(events, received) => result,
-        error = broker_ended(broker.as_mut()) => Err(error),
+        error = broker_ended(broker.as_deref()) => Err(error),
         signal = stop_signal() => {
             tracing::info!(
                 name: "stopping",
@@ -203,10 +204,7 @@ fn filter_system_calls(broker: Option<io::Result<Broker>>) -> Option<Broker> {
         return log_rights(None);
     };
     wire::refuse_exec_plugins();
-    let broker = started.map_err(|error| error.to_string()).and_then(|broker| {
-        broker.take_calls()?;
-        Ok(broker)
-    });
+    let broker = started.map_err(|error| error.to_string()).and_then(Broker::take_calls);
     if let Err(error) = privileges::filter_system_calls(broker.is_ok()) {
         tracing::warn!("system calls are not filtered: {error}");
     } else if let Err(error) = &broker {
@@ -223,7 +221,7 @@ fn log_rights(broker: Option<Broker>) -> Option<Broker> {
 }
 
 /// Waits for the end of the broker; for ever if there is none.
-async fn broker_ended(broker: Option<&mut Broker>) -> AgentError {
+async fn broker_ended(broker: Option<&Broker>) -> AgentError {
     match broker {
         Some(broker) => AgentError::BrokerEnded(broker.ended().await),
         None => std::future::pending().await,

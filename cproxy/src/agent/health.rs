@@ -37,6 +37,7 @@ use super::install::install_in_child;
 use crate::{
     canary,
     config::ServiceCounting,
+    privileges::Broker,
     report::{CanaryReport, HealthReport},
     run_dir::{self, Request},
 };
@@ -136,6 +137,8 @@ pub(super) struct HealthChecker {
     pub(super) run_dir: PathBuf,
     /// Lock of the pin directory, until the agent ends.
     pub(super) lock: PinLock,
+    /// Broker that starts children, if system calls are filtered.
+    pub(super) broker: Option<Arc<Broker>>,
     /// Way into the cgroup for a child.
     pub(super) entrance: io::Result<File>,
     /// Changes of the cgroup, if they can be seen.
@@ -289,7 +292,9 @@ impl HealthChecker {
         if let Ok(entrance) = entrance(&self.environment.cgroup) {
             self.entrance = Ok(entrance);
         }
-        install_in_child(&self.environment, &self.lock, self.service_counters).await.map_err(|error| error.to_string())
+        let broker = self.broker.clone();
+        let installed = install_in_child(&self.environment, &self.lock, self.service_counters, broker).await;
+        installed.map_err(|error| error.to_string())
     }
 
     /// Walks the canary. After a failure the table is written anew, and the canary walks once more.
@@ -323,12 +328,13 @@ impl HealthChecker {
 
     async fn walk_routes(&self, routes: Vec<Route>, exclusions: &Exclusions) -> CanaryReport {
         let (pins, cgroup) = (self.lock.pins().clone(), self.environment.cgroup.clone());
+        let broker = self.broker.clone();
         let entrance = self.entrance.as_ref().map_err(ToString::to_string);
         let entrance = entrance.and_then(|file| file.try_clone().map_err(|error| error.to_string()));
         let excluded: Vec<_> = exclusions.cgroups.iter().map(|cgroup| cgroup.id).collect();
         let walked = tokio::task::spawn_blocking(move || match entrance {
             _ if is_served(&cgroup, &excluded) => walk_all(&routes, &pins),
-            Ok(entrance) => walk_in(entrance, &pins, &routes),
+            Ok(entrance) => walk_in(entrance, &pins, &routes, broker.as_deref()),
             Err(error) => Walked::not(&format_args!(
                 "the agent is not in {}, and a child cannot enter it: {error}",
                 cgroup.display()

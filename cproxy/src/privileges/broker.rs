@@ -1,7 +1,8 @@
-//! Broker of the agent: a process that makes the few system calls in the agent's place that would otherwise give it
-//! power over all files and processes (docs/decisions/042).
+//! Broker of the agent: a process that does the few things in the agent's place that would otherwise give it power over
+//! all files and processes (docs/decisions/042).
 //!
-//! The agent's filter stops a thread at such a call, and the kernel tells the broker (seccomp_unotify(2)). The broker
+//! It starts the agent's children, which load programs and walk the canary: the agent itself may do neither. And it
+//! makes some system calls. The agent's filter stops a thread at such a call, and the kernel tells the broker (seccomp_unotify(2)). The broker
 //! looks at the arguments: a name must be in one of the agent's own directories, a descriptor of another process must be
 //! an internet socket. Then it makes the call itself and answers with the outcome. So the agent's code is the same with
 //! a broker and without.
@@ -12,22 +13,39 @@ mod places;
 mod server;
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io::{self, IoSlice, IoSliceMut, Read},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, OwnedFd},
-        unix::{net::UnixStream, process::CommandExt},
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{
+            ffi::{OsStrExt as _, OsStringExt as _},
+            net::UnixStream,
+            process::{CommandExt as _, ExitStatusExt as _},
+        },
     },
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    thread,
 };
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+use rustix::{
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    },
+    process::{Pid, WaitId, WaitIdOptions, waitid},
 };
 pub use server::serve;
+
+/// Message with the listener of the agent's filter.
+const CALLS: &str = "calls";
+
+/// Longest message: the arguments of a child, among them a path.
+const MESSAGE_BYTES_MAX: usize = 8 << 10;
+
+/// Most descriptors of a message: a child's input, output and errors, and where its end is told.
+const DESCRIPTORS_MAX: usize = 4;
 
 /// What the broker says when it is ready. Anything else is the reason why it is not.
 const READY: &[u8] = b"ready";
@@ -35,7 +53,7 @@ const READY: &[u8] = b"ready";
 /// Longest such reason.
 const ANSWER_BYTES_MAX: usize = 512;
 
-/// Broker that has been started. It ends when this is dropped, as with the process.
+/// Broker that has been started. It sees the end of the agent, and then ends itself.
 #[derive(Debug)]
 pub struct Broker {
     child: Child,
@@ -48,22 +66,32 @@ impl Broker {
     /// # Errors
     /// It cannot be started.
     pub fn start<'p>(run_dir: &Path, pin_dir: &Path, files: impl Iterator<Item = &'p Path>) -> io::Result<Self> {
-        let (socket, other) = UnixStream::pair()?;
+        // Each message is a packet, and the end of the other side is seen.
+        let (socket, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("cproxy").args([OsString::from("broker"), run_dir.into(), pin_dir.into()]).args(files);
-        command.stdin(OwnedFd::from(other)).stdout(Stdio::null()).env_clear();
-        Ok(Self { child: command.spawn()?, socket })
+        command.stdin(other).stdout(Stdio::null()).env_clear();
+        Ok(Self { child: command.spawn()?, socket: socket.into() })
     }
 
     /// Waits until it is ready, and gives it those calls of all threads and their children that it is for, for ever.
     ///
     /// # Errors
-    /// The reason why it does not make them.
-    pub fn take_calls(&self) -> Result<(), String> {
-        self.wait()?;
+    /// The reason why it does not make them. It has ended then.
+    pub fn take_calls(mut self) -> Result<Self, String> {
+        let taken = self.wait().and_then(|()| self.try_to_take_calls());
+        if taken.is_err() {
+            self.child.kill().ok();
+            self.child.wait().ok();
+        }
+        taken.map(|()| self)
+    }
+
+    fn try_to_take_calls(&self) -> Result<(), String> {
         let calls = calls::calls().map_err(|error| error.to_string())?;
         let listener = notification::install(calls)?;
-        self.give(listener).map_err(|error| format!("the broker does not take the system calls: {error}"))
+        self.send(&[OsStr::new(CALLS)], &[listener.as_fd()])
+            .map_err(|error| format!("the broker does not take the system calls: {error}"))
     }
 
     /// Fails if it cannot do its work here.
@@ -77,19 +105,38 @@ impl Broker {
         }
     }
 
-    fn give(&self, listener: impl AsFd) -> io::Result<()> {
-        let descriptors = [listener.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    /// Starts a child, `install` or `canary`, with these arguments, and waits for its end. The pin directory is added.
+    ///
+    /// # Errors
+    /// The broker has ended or cannot start it.
+    pub fn run(&self, words: &[&OsStr], stdin: impl AsFd) -> io::Result<Output> {
+        let ((mut stdout, their_stdout), (mut stderr, their_stderr)) = (io::pipe()?, io::pipe()?);
+        let (mut end, their_end) = io::pipe()?;
+        self.send(words, &[stdin.as_fd(), their_stdout.as_fd(), their_stderr.as_fd(), their_end.as_fd()])?;
+        drop((their_stdout, their_stderr, their_end));
+        let (mut output, mut errors, mut status) = (Vec::new(), Vec::new(), [0; size_of::<i32>()]);
+        // A child that writes much to one must not wait for the other.
+        thread::scope(|scope| {
+            scope.spawn(|| stderr.read_to_end(&mut errors));
+            stdout.read_to_end(&mut output)
+        })?;
+        end.read_exact(&mut status)?;
+        Ok(Output { status: ExitStatus::from_raw(i32::from_ne_bytes(status)), stdout: output, stderr: errors })
+    }
+
+    fn send(&self, words: &[&OsStr], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        let message = words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&0);
+        if message.len() > MESSAGE_BYTES_MAX || !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        sendmsg(&self.socket, &[IoSlice::new(READY)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        sendmsg(&self.socket, &[IoSlice::new(&message)], &mut ancillary, SendFlags::NOSIGNAL)?;
         Ok(())
     }
 
     /// Waits until it has ended, which it does before the agent only if somebody has killed it.
-    pub async fn ended(&mut self) -> String {
+    pub async fn ended(&self) -> String {
         let watched = self.socket.try_clone().and_then(|socket| {
             socket.set_nonblocking(true)?;
             tokio::net::UnixStream::from_std(socket)
@@ -102,29 +149,27 @@ impl Broker {
                 std::future::pending::<()>().await;
             }
         }
-        self.child
-            .try_wait()
-            .ok()
-            .flatten()
-            .map_or_else(|| "it has closed its socket".to_owned(), |end| end.to_string())
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(Pid::from_child(&self.child)), ended).ok().flatten();
+        match status.and_then(|status| status.terminating_signal()) {
+            Some(signal) => format!("signal {signal}"),
+            None => "it has closed its socket".to_owned(),
+        }
     }
 }
 
-impl Drop for Broker {
-    fn drop(&mut self) {
-        drop(self.socket.shutdown(std::net::Shutdown::Both));
-        self.child.wait().ok();
-    }
-}
-
-/// Receives the descriptor that [`Broker::give`] sends; `None` at the end of the connection.
-fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
-    let mut bytes = [0; READY.len()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Receives the words and descriptors of a message; no words at the end of the agent.
+fn receive(socket: &UnixStream) -> io::Result<(Vec<OsString>, Vec<OwnedFd>)> {
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    Ok(ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    }))
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let message = bytes.get(..received.bytes).unwrap_or_default();
+    let words = message.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_owned()));
+    let words = if message.is_empty() { Vec::new() } else { words.collect() };
+    let descriptors = ancillary.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect::<Vec<_>>(),
+        _ => Vec::new(),
+    });
+    Ok((words, descriptors.collect()))
 }

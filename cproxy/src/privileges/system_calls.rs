@@ -94,8 +94,7 @@ const ANY: &[libc::c_long] = &[
     libc::SYS_sigaltstack,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    // Processes: the child, and the owners of sockets.
-    libc::SYS_execve,
+    // Processes: children, and the owners of sockets.
     libc::SYS_wait4,
     libc::SYS_waitid,
     libc::SYS_pidfd_open,
@@ -130,7 +129,6 @@ const ANY_OF_ARCHITECTURE: &[libc::c_long] = &[
     libc::SYS_rmdir,
     libc::SYS_stat,
     libc::SYS_unlink,
-    libc::SYS_vfork,
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const ANY_OF_ARCHITECTURE: &[libc::c_long] = &[];
@@ -138,9 +136,18 @@ const ANY_OF_ARCHITECTURE: &[libc::c_long] = &[];
 /// Calls that are allowed because a broker makes them.
 const WITH_BROKER: &[libc::c_long] = &[libc::SYS_fchmod];
 
-/// Commands of bpf(2), as first and last number: maps, programs and pins; descriptors by id and their properties; BTF;
-/// freezing and batches; links.
-const BPF_COMMANDS: [(u64, u64); 7] = [(0, 7), (13, 16), (18, 19), (22, 22), (24, 27), (28, 30), (34, 35)];
+/// Calls of an agent that starts its children itself.
+#[cfg(target_arch = "x86_64")]
+const WITHOUT_BROKER: &[libc::c_long] = &[libc::SYS_execve, libc::SYS_vfork];
+#[cfg(not(target_arch = "x86_64"))]
+const WITHOUT_BROKER: &[libc::c_long] = &[libc::SYS_execve];
+
+/// Commands of bpf(2) for the table, as first and last number: maps; pins; descriptors by id and their properties, and
+/// queries; freezing and batches; a link by its id; detaching one.
+const BPF_COMMANDS: [(u64, u64); 7] = [(0, 4), (6, 7), (13, 16), (22, 22), (24, 27), (30, 30), (34, 34)];
+
+/// Commands of bpf(2) of the child that loads and attaches programs: programs; BTF; links, and maps of programs.
+const LOADING_COMMANDS: [(u64, u64); 4] = [(5, 5), (18, 19), (28, 29), (35, 35)];
 
 /// Options of prctl(2): names of threads and memory, the signal at the end of the parent, the bounding set, no new
 /// privileges.
@@ -194,16 +201,16 @@ pub fn filter_system_calls(has_broker: bool) -> Result<(), String> {
 }
 
 fn program(has_broker: bool) -> Result<BpfProgram, BackendError> {
-    let with_broker = if has_broker { WITH_BROKER } else { &[] };
+    let others = if has_broker { WITH_BROKER } else { WITHOUT_BROKER };
     // An empty list of rules allows all arguments.
-    let any = ANY.iter().chain(ANY_OF_ARCHITECTURE).chain(with_broker).map(|&call| (call, Vec::new()));
-    let rules: BTreeMap<_, _> = any.chain(checked()?).collect();
+    let any = ANY.iter().chain(ANY_OF_ARCHITECTURE).chain(others).map(|&call| (call, Vec::new()));
+    let rules: BTreeMap<_, _> = any.chain(checked(has_broker)?).collect();
     let refused = SeccompAction::Errno(libc::ENOSYS as u32);
     SeccompFilter::new(rules, refused, SeccompAction::Allow, ARCH.try_into()?)?.try_into()
 }
 
 /// Calls with some arguments.
-fn checked() -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, BackendError> {
+fn checked(has_broker: bool) -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, BackendError> {
     let word = |argument, op, value: libc::c_int| condition(argument, op, u64::from(value as u32));
     let is = |argument, value| SeccompRule::new(vec![word(argument, Op::Eq, value)?]);
     let has_none = |argument, bits: libc::c_int| word(argument, Op::MaskedEq(u64::from(bits as u32)), 0);
@@ -212,8 +219,10 @@ fn checked() -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, BackendError> {
         let creates = word(flags, Op::MaskedEq(CREATE_FLAGS as u64), CREATE_FLAGS)?;
         Ok::<_, BackendError>(vec![reads, SeccompRule::new(vec![creates])?])
     };
+    let loading = if has_broker { &[][..] } else { &LOADING_COMMANDS };
     let bpf = BPF_COMMANDS
         .iter()
+        .chain(loading)
         .map(|&(first, last)| SeccompRule::new(vec![condition(0, Op::Ge, first)?, condition(0, Op::Le, last)?]));
     let ioctls = IOCTLS.iter().map(|&request| SeccompRule::new(vec![condition(1, Op::Eq, request)?]));
     // A debug build loads shared libraries when it starts its child.
@@ -221,6 +230,12 @@ fn checked() -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, BackendError> {
         let is_static = cfg!(target_feature = "crt-static");
         if is_static { Ok(vec![SeccompRule::new(vec![has_none(2, libc::PROT_EXEC)?])?]) } else { Ok(Vec::new()) }
     };
+    let mut clone = vec![has_none(0, NEW_NAMESPACES)?];
+    if has_broker {
+        // Threads alone.
+        let thread = libc::CLONE_THREAD;
+        clone.push(word(0, Op::MaskedEq(thread as u64), thread)?);
+    }
     Ok(vec![
         (libc::SYS_openat, open(2)?),
         #[cfg(target_arch = "x86_64")]
@@ -230,7 +245,7 @@ fn checked() -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, BackendError> {
         (libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?),
         (libc::SYS_prctl, PRCTL_OPTIONS.iter().map(|&option| is(0, option)).collect::<Result<_, _>>()?),
         (libc::SYS_setns, vec![is(1, libc::CLONE_NEWNET)?]),
-        (libc::SYS_clone, vec![SeccompRule::new(vec![has_none(0, NEW_NAMESPACES)?])?]),
+        (libc::SYS_clone, vec![SeccompRule::new(clone)?]),
         // Its own limits.
         (libc::SYS_prlimit64, vec![is(0, 0)?]),
         // Its own end.
@@ -259,9 +274,10 @@ mod tests {
 
     #[test]
     fn the_list_becomes_a_filter_and_names_no_call_twice() {
-        assert!(program(true).unwrap().len() < 1000);
-        let calls: Vec<_> = ANY.iter().chain(ANY_OF_ARCHITECTURE).copied().collect();
-        let checked: Vec<_> = checked().unwrap().into_iter().map(|(call, _)| call).collect();
+        assert!(program(true).unwrap().len() < 1000 && program(false).unwrap().len() < 1000);
+        let calls = ANY.iter().chain(ANY_OF_ARCHITECTURE).chain(WITH_BROKER).chain(WITHOUT_BROKER);
+        let calls: Vec<_> = calls.copied().collect();
+        let checked: Vec<_> = checked(true).unwrap().into_iter().map(|(call, _)| call).collect();
         for (index, call) in calls.iter().enumerate() {
             assert!(!calls[..index].contains(call) && !checked.contains(call), "{call}");
         }

@@ -168,17 +168,24 @@ const EPERM: i64 = -(libc::EPERM as i64);
 const EBADF: i64 = -(libc::EBADF as i64);
 #[cfg(target_arch = "x86_64")]
 const EEXIST: i64 = -(libc::EEXIST as i64);
+#[cfg(target_arch = "x86_64")]
+const ENOSYS: i64 = -(libc::ENOSYS as i64);
 
 /// Runs code in the filtered agent, so to speak, which tries to change files that are not the agent's.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn code_in_the_agent_changes_no_files_and_takes_no_descriptors_but_its_own() {
+fn code_in_the_agent_changes_no_file_takes_no_descriptor_and_starts_no_program() {
     use cproxy_tests::injected::{
         Argument::{Number, Text},
         Stopped,
     };
     const CREATE: i64 = (libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL) as i64;
     const HERE: i64 = libc::AT_FDCWD as i64;
+    // Commands of bpf(2) (include/uapi/linux/bpf.h).
+    const BPF_PROG_LOAD: i64 = 5;
+    const BPF_BTF_LOAD: i64 = 18;
+    const BPF_LINK_CREATE: i64 = 28;
+    const BPF_LINK_UPDATE: i64 = 29;
     let sandbox = Sandbox::for_test();
     manifest::write(&sandbox.manifest_dir(), "web.json", http_service("web", VIP, PODS));
     let mut agent = start_agent(&sandbox);
@@ -220,6 +227,13 @@ fn code_in_the_agent_changes_no_files_and_takes_no_descriptors_but_its_own() {
         let duplicate = call(libc::SYS_pidfd_getfd, &[Number(process), descriptor(&socket), Number(0)]);
         assert!(duplicate > 2, "{duplicate}");
         assert_eq!(call(libc::SYS_unlink, &[Text(own)]), 0);
+        // Neither a process nor a program of either kind.
+        assert_eq!(call(libc::SYS_clone, &[Number(libc::SIGCHLD.into()), Number(0)]), ENOSYS);
+        assert_eq!(call(libc::SYS_fork, &[]), ENOSYS);
+        assert_eq!(call(libc::SYS_execve, &[Text("/bin/true"), Number(0), Number(0)]), ENOSYS);
+        for command in [BPF_PROG_LOAD, BPF_BTF_LOAD, BPF_LINK_CREATE, BPF_LINK_UPDATE] {
+            assert_eq!(call(libc::SYS_bpf, &[Number(command), Number(0), Number(0)]), ENOSYS, "{command}");
+        }
     }
     assert_eq!(fs::read_to_string(&victim).unwrap(), "before");
     assert!(!Path::new(&evil).exists());

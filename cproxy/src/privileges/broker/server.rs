@@ -10,9 +10,11 @@ use std::{
             ffi::{OsStrExt as _, OsStringExt as _},
             fs::{FileExt as _, MetadataExt as _},
             net::UnixStream,
+            process::{CommandExt as _, ExitStatusExt as _},
         },
     },
     path::{Path, PathBuf},
+    process::{Child, Command},
 };
 
 use rustix::{
@@ -24,7 +26,7 @@ use rustix::{
 };
 
 use super::{
-    READY,
+    CALLS, DESCRIPTORS_MAX, READY,
     notification::{Call, Listener, Outcome},
     places::{Change, Parent, Places},
     receive,
@@ -40,7 +42,7 @@ const PATH_BYTES_MAX: usize = 4096;
 const PATH_PART_BYTES: usize = 256;
 
 /// Signals that end the agent, and the broker with it, but not before it: its last act takes the broker.
-const IGNORED: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+const SURVIVED: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
 /// Serves the parent process, whose socket is the standard input, until that ends. The arguments are the run directory,
 /// the pin directory, and files of sockets.
@@ -48,9 +50,11 @@ const IGNORED: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, li
 /// # Errors
 /// It cannot serve; the parent is told.
 pub fn serve(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
-    for signal in IGNORED {
-        // SAFETY: no handler is installed.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    for signal in SURVIVED {
+        // Unlike an ignored signal, one with a handler is not ignored by children.
+        let handler: extern "C" fn(libc::c_int) = survive;
+        // SAFETY: the handler does nothing.
+        unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
     }
     rustix::thread::set_name(NAME).ok();
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -64,17 +68,27 @@ pub fn serve(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
         }
     };
     socket.write_all(READY)?;
-    // Without one the parent has ended.
-    let Some(listener) = receive(&socket)? else { return Ok(()) };
-    broker.run(&socket, &Listener::new(listener));
+    broker.run(&socket);
     Ok(())
 }
+
+extern "C" fn survive(_: libc::c_int) {}
 
 struct Server {
     agent: Pid,
     /// The agent's process.
     pidfd: OwnedFd,
     places: Places,
+    /// The pin directory as the agent names it.
+    pin_dir: PathBuf,
+}
+
+/// Child that runs for the agent.
+struct Running {
+    child: Child,
+    pidfd: OwnedFd,
+    /// Where its end is told.
+    end: File,
 }
 
 impl Server {
@@ -94,28 +108,56 @@ impl Server {
         };
         let files = files.map(|file| real(&file)).collect::<io::Result<_>>()?;
         let places = Places { run_dir: (run_dir.dev(), run_dir.ino()), pin_dir: pin_dir.canonicalize()?, files };
-        Ok(Self { agent, pidfd, places })
+        Ok(Self { agent, pidfd, places, pin_dir: pin_dir.to_owned() })
     }
 
     /// Until the agent ends.
-    fn run(&self, socket: &UnixStream, listener: &Listener) {
+    fn run(&self, socket: &UnixStream) {
+        let (mut listener, mut running) = (None::<Listener>, Vec::<Running>::new());
         loop {
-            let mut polled = [PollFd::new(listener, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
+            let descriptors = [Some(socket.as_fd()), listener.as_ref().map(AsFd::as_fd)].into_iter().flatten();
+            let descriptors = descriptors.chain(running.iter().map(|running| running.pidfd.as_fd()));
+            let mut polled: Vec<_> = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             match poll(&mut polled, None) {
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(_) => return,
             }
-            let [calls, agent] = polled.map(|polled| polled.revents());
-            if calls.contains(PollFlags::IN) {
-                // The thread may have been killed meanwhile.
-                if let Ok(call) = listener.next() {
-                    listener.answer(&call, self.make(listener, &call));
+            let mut events = polled.iter().map(PollFd::revents).collect::<Vec<_>>().into_iter();
+            let of_socket = events.next().unwrap_or(PollFlags::empty());
+            if let Some(listener) = &listener {
+                match events.next().unwrap_or(PollFlags::empty()) {
+                    none if none.is_empty() => {}
+                    // The thread may have been killed meanwhile.
+                    calls if calls.contains(PollFlags::IN) => {
+                        if let Ok(call) = listener.next() {
+                            listener.answer(&call, self.make(listener, &call));
+                        }
+                    }
+                    _ => return,
                 }
-            } else if !calls.is_empty() || !agent.is_empty() {
-                return;
+            }
+            running.retain_mut(|running| events.next().unwrap_or(PollFlags::empty()).is_empty() || !running.tell_end());
+            if of_socket.is_empty() {
+                continue;
+            }
+            let Ok((words, descriptors)) = receive(socket) else { return };
+            match words.as_slice() {
+                [] => return,
+                [calls] if calls == CALLS => listener = descriptors.into_iter().next().map(Listener::new),
+                words => running.extend(self.start(words, descriptors)),
             }
         }
+    }
+
+    /// Starts a child. Where that fails, the agent sees the end of the descriptors.
+    fn start(&self, words: &[OsString], descriptors: Vec<OwnedFd>) -> Option<Running> {
+        let [stdin, stdout, stderr, end] = <[OwnedFd; DESCRIPTORS_MAX]>::try_from(descriptors).ok()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("cproxy").args(child_arguments(words, &self.pin_dir)?).env_clear();
+        let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().ok()?;
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok()?;
+        Some(Running { child, pidfd, end: end.into() })
     }
 
     /// Makes a call in a thread's place.
@@ -226,6 +268,30 @@ impl Server {
     }
 }
 
+impl Running {
+    /// Tells that the child has ended. False if it has not.
+    fn tell_end(&mut self) -> bool {
+        let Ok(Some(status)) = self.child.try_wait() else { return false };
+        self.end.write_all(&status.into_raw().to_ne_bytes()).ok();
+        true
+    }
+}
+
+/// Arguments of a child that the agent may have started: no other pin directory, and no other command.
+fn child_arguments(words: &[OsString], pin_dir: &Path) -> Option<Vec<OsString>> {
+    let (command, words) = words.split_first()?;
+    let of_pins = [command.clone(), "--pin-dir".into(), pin_dir.into()];
+    let own = match (command.to_str()?, words) {
+        ("install", [cgroup, counters]) => {
+            ["--cgroup".into(), cgroup.clone(), "--service-counters".into(), counters.clone()].to_vec()
+        }
+        // After the two dashes there are no flags.
+        ("canary", routes) => [OsString::from("--")].into_iter().chain(routes.iter().cloned()).collect(),
+        _ => return None,
+    };
+    Some(of_pins.into_iter().chain(own).collect())
+}
+
 /// `AT_FDCWD` as an argument.
 #[cfg(target_arch = "x86_64")]
 const HERE: u64 = libc::AT_FDCWD as u32 as u64;
@@ -272,6 +338,26 @@ fn read_path(thread: u32, address: u64) -> Result<Vec<u8>, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_agent_chooses_neither_command_nor_pin_directory() {
+        let arguments = |words: &[&str]| {
+            let words: Vec<_> = words.iter().map(OsString::from).collect();
+            let arguments = child_arguments(&words, Path::new("/pins"))?;
+            Some(arguments.iter().map(|argument| argument.to_str().unwrap()).collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(
+            arguments(&["install", "/sys/fs/cgroup", "on"]).unwrap(),
+            "install --pin-dir /pins --cgroup /sys/fs/cgroup --service-counters on"
+        );
+        assert_eq!(
+            arguments(&["canary", "--pin-dir=/others", "TCP,a,b"]).unwrap(),
+            "canary --pin-dir /pins -- --pin-dir=/others TCP,a,b"
+        );
+        for refused in [&[][..], &["exec", "sh"], &["install", "/sys/fs/cgroup", "on", "--pin-dir=/others"]] {
+            assert_eq!(arguments(refused), None, "{refused:?}");
+        }
+    }
 
     #[test]
     fn a_path_is_split_at_its_last_slash() {
