@@ -38,6 +38,9 @@ use rustix::{
 };
 pub use server::serve;
 
+/// Name of the process, which is not that of the agent.
+const NAME: &str = "cproxy-broker";
+
 /// Message with the listener of the agent's filter.
 const CALLS: &str = "calls";
 
@@ -69,7 +72,7 @@ impl Broker {
         // Each message is a packet, and the end of the other side is seen.
         let (socket, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("cproxy").args([OsString::from("broker"), run_dir.into(), pin_dir.into()]).args(files);
+        command.arg0(NAME).args([OsString::from("broker"), run_dir.into(), pin_dir.into()]).args(files);
         command.stdin(other).stdout(Stdio::null()).env_clear();
         Ok(Self { child: command.spawn()?, socket: socket.into() })
     }

@@ -175,6 +175,8 @@ const ENOSYS: i64 = -(libc::ENOSYS as i64);
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn code_in_the_agent_changes_no_file_takes_no_descriptor_and_starts_no_program() {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use cproxy_tests::injected::{
         Argument::{Number, Text},
         Stopped,
@@ -203,8 +205,9 @@ fn code_in_the_agent_changes_no_file_takes_no_descriptor_and_starts_no_program()
         let stopped = Stopped::new(agent.pid());
         let call = |number, arguments: &[_]| stopped.call(number, arguments);
         assert_eq!(call(libc::SYS_openat, &[Number(HERE), Text(&evil), Number(CREATE), Number(0o644)]), EPERM);
-        let created = call(libc::SYS_openat, &[Number(HERE), Text(own), Number(CREATE), Number(0o644)]);
+        let created = call(libc::SYS_openat, &[Number(HERE), Text(own), Number(CREATE), Number(0o6777)]);
         assert!(created > 2, "{created}");
+        assert_eq!(fs::metadata(own).unwrap().permissions().mode() & 0o7777, 0o644);
         assert_eq!(call(libc::SYS_openat, &[Number(HERE), Text(own), Number(CREATE), Number(0o644)]), EEXIST);
         // Its own new file cannot take the place of another one, by no form of the call and no detour.
         let detour = format!("{}/../{}", sandbox.run_dir().display(), victim.rsplit('/').next().unwrap());

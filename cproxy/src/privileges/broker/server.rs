@@ -1,7 +1,7 @@
 //! The broker's process.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::{CString, OsStr, OsString},
     fs::{self, File},
     io::{self, Write as _},
     os::{
@@ -26,14 +26,14 @@ use rustix::{
 };
 
 use super::{
-    CALLS, DESCRIPTORS_MAX, READY,
+    CALLS, DESCRIPTORS_MAX, NAME, READY,
     notification::{Call, Listener, Outcome},
     places::{Change, Parent, Places},
     receive,
 };
 
-/// Name of the process, which is not that of the agent.
-const NAME: &std::ffi::CStr = c"cproxy-broker";
+/// Modes of files that are no programs.
+const DATA: Mode = Mode::RUSR.union(Mode::WUSR).union(Mode::RGRP).union(Mode::ROTH);
 
 /// Longest path (include/uapi/linux/limits.h, `PATH_MAX`).
 const PATH_BYTES_MAX: usize = 4096;
@@ -56,7 +56,8 @@ pub fn serve(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
         // SAFETY: the handler does nothing.
         unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
     }
-    rustix::thread::set_name(NAME).ok();
+    // It was started by a link, whose name the process has.
+    CString::new(NAME).map(|name| rustix::thread::set_name(&name)).ok();
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut next = || arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput);
     let (run_dir, pin_dir) = (next()?, next()?);
@@ -189,7 +190,9 @@ impl Server {
     fn create(&self, name: &Name, flags: u64, mode: u64) -> Result<Outcome, Errno> {
         self.check(name, Change::Create)?;
         let flags = OFlags::from_bits_retain(word(flags)) | OFlags::EXCL | OFlags::CLOEXEC;
-        Ok(Outcome::Descriptor(openat(&name.parent, &name.name, flags, Mode::from_raw_mode(word(mode)))?))
+        // No program, and none that runs as root for others.
+        let mode = Mode::from_raw_mode(word(mode)) & DATA;
+        Ok(Outcome::Descriptor(openat(&name.parent, &name.name, flags, mode)?))
     }
 
     fn remove(&self, name: &Name, flags: AtFlags) -> Result<Outcome, Errno> {
