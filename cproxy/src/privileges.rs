@@ -5,11 +5,12 @@ mod broker;
 mod state;
 mod system_calls;
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 pub use broker::{Broker, serve as serve_as_broker};
 use cproxy_wire::ServerAddress;
 use rustix::{
+    fs::{Access, AtFlags, CWD, accessat},
     io::Errno,
     thread::{
         CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set,
@@ -78,6 +79,18 @@ pub fn give_up_capabilities(config: &Config) -> Result<(), Errno> {
     set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: inheritable & needed })
 }
 
+/// Checks that this thread may connect to a Unix socket, which takes write permission: with the capability for it, or
+/// by the mode of the file as it is now.
+///
+/// # Errors
+/// The kernel's reason why it may not write to the file, which may not exist.
+pub fn check_unix_socket(path: &Path) -> Result<(), Errno> {
+    if capabilities(None)?.effective.contains(UNIX_SOCKETS.0) {
+        return Ok(());
+    }
+    accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS)
+}
+
 /// Names of capabilities, such as `CAP_BPF`, and the number of those that the agent never needs.
 struct Named(CapabilitySet);
 
@@ -96,7 +109,40 @@ impl fmt::Display for Named {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::{fs::PermissionsExt, net::UnixListener},
+        thread,
+    };
+
     use super::*;
+
+    #[test]
+    fn a_unix_socket_takes_write_permission_or_the_capability() {
+        let path = std::env::temp_dir().join(format!("cproxy-unix-socket-{}", std::process::id()));
+        let keep = |kept: CapabilitySet| {
+            let CapabilitySets { permitted, inheritable, .. } = capabilities(None).unwrap();
+            set_capabilities(None, CapabilitySets { effective: permitted & kept, permitted, inheritable }).unwrap();
+            permitted.contains(kept)
+        };
+        // Each thread has capabilities of its own.
+        let checked = thread::spawn(move || {
+            keep(CapabilitySet::empty());
+            assert_eq!(check_unix_socket(&path), Err(Errno::NOENT));
+            let _listener = UnixListener::bind(&path).unwrap();
+            for (mode, expected) in [(0o700, Ok(())), (0o577, Err(Errno::ACCESS))] {
+                fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+                assert_eq!(check_unix_socket(&path), expected, "{mode:o}");
+            }
+            // An ordinary user does not have it.
+            if keep(UNIX_SOCKETS.0) {
+                assert_eq!(check_unix_socket(&path), Ok(()));
+            }
+            fs::remove_file(&path).unwrap();
+            assert_eq!(check_unix_socket(&path).is_ok(), keep(UNIX_SOCKETS.0));
+        });
+        checked.join().unwrap();
+    }
 
     #[test]
     fn capabilities_have_names_and_strange_ones_are_counted() {

@@ -3,13 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use cproxy_core::Event;
-use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration};
+use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration, ServerAddress};
 use tokio::{signal::unix::Signal, sync::mpsc, time::sleep};
 
 use super::{error::AgentError, own_addresses::AddressSource, table_settings};
 use crate::{
     config::{Change, Config, ObjectSource, TableSettings},
     controls::Controls,
+    privileges,
     run_dir::{self, Request},
 };
 
@@ -65,6 +66,7 @@ impl Reloader {
         let table_settings = table_settings(&config).map_err(|error| text(error.into()))?;
         let api_server = match &config.source {
             ObjectSource::ApiServer(server) => {
+                self.check_sockets(server)?;
                 let configuration = wire::configure(server).await.map_err(|error| text(error.into()))?;
                 if configuration.has_exec_plugin() && !self.has_exec_plugin {
                     return Err("credentials from an exec plugin take another start of the agent".to_owned());
@@ -77,6 +79,24 @@ impl Reloader {
             tracing::warn!(name: "settings_deferred", "SIGHUP: {change}: takes effect when the agent starts again");
         });
         Ok(Checked { config, applied: changes.applied, table_settings, api_server })
+    }
+
+    /// Checks that the agent may connect to each Unix socket that it did not have before. Those in force may be away.
+    fn check_sockets(&self, server: &ApiServer) -> Result<(), String> {
+        let before = match &self.config.source {
+            ObjectSource::ApiServer(server) => server.addresses.as_slice(),
+            ObjectSource::Manifests(_) => &[],
+        };
+        for address in server.addresses.iter().filter(|address| !before.contains(address)) {
+            let ServerAddress::Unix(path) = address else { continue };
+            privileges::check_unix_socket(path).map_err(|error| {
+                format!(
+                    "--apiserver {address}: the agent cannot write to this socket ({error}) without CAP_DAC_OVERRIDE, \
+                     which it has given up: that takes another start of the agent"
+                )
+            })?;
+        }
+        Ok(())
     }
 
     async fn apply(&mut self, checked: Checked) {

@@ -2,7 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
-use std::{fs, net::UdpSocket, path::Path, thread, time::Duration};
+use std::{
+    fs::{self, Permissions},
+    net::UdpSocket,
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        net::UnixListener,
+    },
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use cproxy_tests::{
     manifest::{self, Service, Slice, http_service},
@@ -143,6 +153,58 @@ fn an_exec_plugin_that_comes_later_takes_another_start() {
     agent.signal(Signal::HUP);
     let line = agent.wait_log("SIGHUP: credentials from an exec plugin", SYNC);
     assert!(line.ends_with("take another start of the agent; all settings stay as they are"), "{line}");
+}
+
+/// User without rights on what the tests make.
+const OTHER_UID: u32 = 65_534;
+
+#[test]
+fn a_unix_socket_that_comes_later_is_taken_only_if_the_agent_may_write_to_it() {
+    let sandbox = Sandbox::for_test();
+    let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://192.0.2.1");
+    let set = |server: &str| manifest::write_text(sandbox.dir(), "settings", &format!("apiserver = {server}\n"));
+    let file = set("https://192.0.2.1");
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).env("CPROXY_CONFIG", &file).start();
+    agent.wait_log("system calls are filtered", SYNC);
+    let listen = |name: &str, owner, mode| {
+        let path = sandbox.dir().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        chown(&path, Some(owner), None).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        (listener, format!("unix://{}", path.display()))
+    };
+    let is_reached = |listener: &UnixListener| listener.accept().map(drop).map_err(|error| error.to_string());
+
+    let (theirs, address) = listen("theirs", OTHER_UID, 0o755);
+    let missing = format!("unix://{}", sandbox.dir().join("missing").display());
+    for (address, why) in [(&address, "Permission denied"), (&missing, "No such file or directory")] {
+        set(&format!("https://192.0.2.2,{address}"));
+        agent.signal(Signal::HUP);
+        let line = agent.wait_log(&format!("SIGHUP: --apiserver {address}: "), SYNC);
+        assert!(line.contains(why) && line.contains("CAP_DAC_OVERRIDE"), "{line}");
+        assert!(line.ends_with("takes another start of the agent; all settings stay as they are"), "{line}");
+    }
+    assert!(!agent.log().contains("settings were read again"), "{}", agent.log());
+    is_reached(&theirs).unwrap_err();
+
+    let (shared, address) = listen("shared", OTHER_UID, 0o777);
+    set(&address);
+    agent.signal(Signal::HUP);
+    agent
+        .wait_log(&format!("settings were read again: --apiserver changed from https://192.0.2.1/ to {address}"), SYNC);
+    eventually(SYNC, "the agent connects to the socket that all may write to", || is_reached(&shared));
+
+    let (own, address) = listen("own", 0, 0o755);
+    set(&address);
+    agent.signal(Signal::HUP);
+    agent.wait_log(&format!("to {address}"), SYNC);
+    eventually(SYNC, "the agent connects to root's socket", || is_reached(&own));
+
+    // What is in force is no change, also while its server is away.
+    fs::remove_file(sandbox.dir().join("own")).unwrap();
+    agent.signal(Signal::HUP);
+    agent.wait_log("settings were read again: no setting has changed", SYNC);
 }
 
 #[test]
