@@ -14,7 +14,6 @@ use std::{
 
 use anyhow::anyhow;
 use clap::Args;
-use cproxy_wire::secrets;
 use rustix::fs::OFlags;
 
 use super::{PinDirOption, RunDirOption, print};
@@ -90,7 +89,7 @@ fn write(options: &BugreportOptions, now: u64, output: impl Write) -> io::Result
     let mut hidden = options.hide_addresses.then(HiddenAddresses::default);
     let mut archive = tar::Builder::new(output);
     for (name, text) in contents(options) {
-        let mut text = secrets::hidden(&text);
+        let mut text = cproxy_secrets::hidden(&text);
         text.truncate(text.floor_char_boundary(FILE_BYTES_MAX));
         if let Some(hidden) = &mut hidden {
             text = if name.starts_with("proc/net/") { hidden.replaced_hex(&text) } else { hidden.replaced(&text) };

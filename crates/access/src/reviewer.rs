@@ -10,11 +10,13 @@ mod state;
 mod table;
 
 use std::{
+    iter,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
+use cproxy_secrets::{PIECE_BYTES, hidden_with};
 use tokio::{
     sync::{Semaphore, SemaphorePermit, watch},
     time::{Instant, sleep_until, timeout},
@@ -126,6 +128,9 @@ struct Shared<R> {
     permits: Semaphore,
     state: Mutex<State>,
 }
+
+/// Shortest part of a token between dots that is removed from texts of its own.
+const PART_BYTES_MIN: usize = 8;
 
 /// Result for a client.
 type Outcome = Result<Arc<Identity>, Refusal>;
@@ -254,17 +259,19 @@ impl<R: ReviewTransport> UnderWay<R> {
         };
         match review {
             Ok(Review::Authenticated(identity)) => Answer::Accepted(Arc::new(identity)),
-            Ok(Review::Refused(why)) => Answer::Refused(refused(&token.hidden_from(why))),
-            Err(error) => Answer::Failed(unavailable(&token.hidden_from(error))),
+            Ok(Review::Refused(why)) => Answer::Refused(refused(&token.hidden_from(&why))),
+            Err(error) => Answer::Failed(unavailable(&token.hidden_from(&error))),
         }
     }
 }
 
 impl SecretText {
-    /// The text, unless it has the token or a part of it.
-    fn hidden_from(&self, text: String) -> String {
-        let is_part = |part: &str| part.len() >= 8 && text.contains(part);
-        if text.contains(&*self.0) || self.0.split('.').any(is_part) { String::new() } else { text }
+    /// The text without the token and its parts, in any encoding; empty if what is left still has a very short token.
+    fn hidden_from(&self, text: &str) -> String {
+        // Longer parts are pieces of the token.
+        let parts = self.0.split('.').filter(|part| (PART_BYTES_MIN..PIECE_BYTES).contains(&part.len()));
+        let clean = hidden_with(text, &iter::once(&*self.0).chain(parts).collect::<Vec<_>>());
+        if clean.contains(&*self.0) { String::new() } else { clean }
     }
 }
 

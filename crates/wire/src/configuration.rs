@@ -26,7 +26,7 @@ use super::{
     error_text::first_line,
     exec_plugin::ExecCredentials,
     file::{self, FILE_BYTES_MAX},
-    kubeconfig, secrets,
+    kubeconfig,
     tls::{Identity, TlsMaterial},
 };
 
@@ -268,14 +268,14 @@ fn read_token(path: &Path) -> io::Result<String> {
 }
 
 fn basic(name: &str, password: &str) -> String {
-    secrets::remember(password);
+    cproxy_secrets::remember(password);
     let encoded = BASE64_STANDARD.encode(format!("{name}:{password}"));
-    secrets::remember(&encoded);
+    cproxy_secrets::remember(&encoded);
     format!("Basic {encoded}")
 }
 
 fn secret_header(value: &str) -> Result<HeaderValue, String> {
-    secrets::remember(value.split_once(' ').map_or(value, |(_, secret)| secret));
+    cproxy_secrets::remember(value.split_once(' ').map_or(value, |(_, secret)| secret));
     let header = HeaderValue::try_from(value);
     let mut header = header.map_err(|_| "the token has a line feed or another control character".to_owned())?;
     header.set_sensitive(true);

@@ -1,8 +1,7 @@
 //! Error messages of one line.
 
 use cproxy_core::printable;
-
-use super::secrets::hidden;
+use cproxy_secrets::hidden;
 
 /// An error and its causes in one line, without secrets. Of each, only the first line is used: parsers print excerpts
 /// of their input below it.

@@ -19,7 +19,7 @@ use tokio::{
     try_join,
 };
 
-use super::{error_text::one_line, secrets, tls::Identity};
+use super::{error_text::one_line, tls::Identity};
 
 /// Time for the program to end. Two requests that wait for it one after the other still have time for a list.
 const TIMEOUT: Duration = Duration::from_secs(25);
@@ -156,7 +156,7 @@ pub(super) async fn run(config: &ExecConfig) -> Result<ExecCredentials, String> 
         // It may have printed a token and then failed, and repeat what it was given.
         let printed = ExecCredentials::read(&output.stdout).ok().and_then(|credentials| credentials.token);
         given.extend(printed.as_deref());
-        let message = one_line(&secrets::hidden_with(&String::from_utf8_lossy(&output.stderr), &given));
+        let message = one_line(&cproxy_secrets::hidden_with(&String::from_utf8_lossy(&output.stderr), &given));
         let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
         let separator = if message.is_empty() { "" } else { ": " };
         return Err(named(format!("{}{separator}{message}", output.status)));

@@ -26,7 +26,6 @@ mod protobuf;
 mod rate_limit;
 mod resources;
 mod response;
-pub mod secrets;
 mod selectors;
 mod source;
 pub mod split;

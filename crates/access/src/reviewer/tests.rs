@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD, prelude::BASE64_STANDARD};
 use tokio::{
     task::JoinSet,
     time::{advance, sleep},
@@ -424,10 +424,39 @@ async fn good_answers_are_bounded() {
 }
 
 #[test]
-fn a_token_is_not_shown_in_parts_either() {
-    let token = SecretText("header89.payload9.signature".into());
-    for text in ["bad header89.payload9.signature", "bad payload9", "in signature"] {
-        assert_eq!(token.hidden_from(text.to_owned()), "");
+fn a_token_is_not_shown_in_parts_or_encodings_either() {
+    let signed = format!("header89.payload9.{}", "aB3-_xYz".repeat(6));
+    let opaque = "opaque/t0ken\"with\\all+kinds=of%signs".to_owned();
+    for token in [signed, opaque] {
+        let hex: String = token.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let escaped = serde_json::to_string(&token).unwrap();
+        let percent = [("%", "%25"), ("/", "%2F"), ("\"", "%22"), ("\\", "%5C"), ("+", "%2B"), ("=", "%3D")];
+        let percent = percent.iter().fold(token.clone(), |text, (sign, code)| text.replace(sign, code));
+        let header = format!("Bearer {token}");
+        let secret = SecretText(token.clone().into());
+        for (text, what) in [
+            (token.clone(), "as it is"),
+            (token[9..25].to_owned(), "a piece"),
+            (token[token.len() - 13..].to_owned(), "the end"),
+            (BASE64_STANDARD.encode(&token), "base64"),
+            (URL_SAFE_NO_PAD.encode(&header), "base64 of the header"),
+            (BASE64_STANDARD.encode(format!("  {header}")), "base64 of more"),
+            (escaped, "JSON"),
+            (percent, "percent"),
+            (hex, "hexadecimal"),
+        ] {
+            let clean = secret.hidden_from(&format!("refused: {text}: why"));
+            assert!(clean.starts_with("refused: ") && clean.ends_with(": why"), "{what}: {clean}");
+            let has_piece = |piece: &[u8]| clean.as_bytes().windows(piece.len()).any(|other| other == piece);
+            assert!(!text.as_bytes().windows(16).any(has_piece), "{what}: {clean}");
+        }
+        assert_eq!(secret.hidden_from("expired"), "expired");
     }
-    assert_eq!(token.hidden_from("expired".to_owned()), "expired");
+    let secret = SecretText("header89.payload9.signature".into());
+    for part in ["header89.payload9.signature", "payload9", "signature", "cGF5bG9hZDk="] {
+        let clean = secret.hidden_from(&format!("bad {part}, why"));
+        assert!(clean.starts_with("bad ") && clean.ends_with(", why") && !clean.contains(part), "{clean}");
+    }
+    // Too short to be cut out of ordinary words.
+    assert_eq!(SecretText("abc".into()).hidden_from("wrong: abc"), "");
 }

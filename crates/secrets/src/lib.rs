@@ -1,8 +1,9 @@
 //! Secrets that this process has sent or was given. Texts of servers and programs may repeat them, so they are removed
-//! before a text is logged or shown.
+//! before a text is logged or shown. Secrets of others, such as those of a server's clients, are passed to each call.
 
 use std::{
     collections::{HashSet, VecDeque},
+    iter,
     ops::Range,
     sync::{Mutex, PoisonError},
 };
@@ -13,7 +14,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD, prelude::BASE64_URL_S
 const REMEMBERED_MAX: usize = 8;
 
 /// Bytes in a row that are enough of a secret to be removed. Of a shorter secret, all of it is.
-const PIECE_BYTES: usize = 12;
+pub const PIECE_BYTES: usize = 12;
 
 /// Shortest secret that is looked for. A shorter one is part of ordinary words.
 const SECRET_BYTES_MIN: usize = 4;
@@ -24,7 +25,7 @@ const MARK: &str = "(removed)";
 static REMEMBERED: Mutex<VecDeque<Box<str>>> = Mutex::new(VecDeque::new());
 
 /// Remembers a secret of this process, such as a token, a password or the value of a header.
-pub(super) fn remember(secret: &str) {
+pub fn remember(secret: &str) {
     let mut remembered = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
     if secret.len() < SECRET_BYTES_MIN {
         return;
@@ -54,17 +55,17 @@ pub fn hidden_with(text: &str, secrets: &[&str]) -> String {
 
 /// A secret as it is, and as others may encode it.
 fn forms(secret: &str) -> Vec<String> {
-    let percent = |byte: u8| match byte {
-        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    };
+    let hex = |byte: u8| [byte >> 4, byte & 0xf].map(|half| char::from_digit(half.into(), 16).unwrap_or_default());
+    let (mut percent, mut hexadecimal) = (String::new(), String::new());
+    for byte in secret.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => percent.push(byte.into()),
+            _ => percent.extend(iter::once('%').chain(hex(byte).map(|digit| digit.to_ascii_uppercase()))),
+        }
+        hexadecimal.extend(hex(byte));
+    }
     let json = serde_json::to_string(secret).unwrap_or_default();
-    let mut forms = vec![
-        secret.to_owned(),
-        secret.bytes().map(percent).collect(),
-        json.trim_matches('"').to_owned(),
-        secret.bytes().map(|byte| format!("{byte:02x}")).collect(),
-    ];
+    let mut forms = vec![secret.to_owned(), percent, json.trim_matches('"').to_owned(), hexadecimal];
     // In base64 a secret looks different behind one or two other bytes, which the first four characters depend on.
     for before in 0..3 {
         let bytes = [vec![0; before], secret.as_bytes().to_vec()].concat();
@@ -83,7 +84,14 @@ fn forms(secret: &str) -> Vec<String> {
 /// The text without these forms of secrets and long pieces of them.
 fn without(text: &str, forms: &[String]) -> String {
     let (long, short): (Vec<_>, Vec<_>) = forms.iter().partition(|form| form.len() >= PIECE_BYTES);
-    let pieces: HashSet<&[u8]> = long.iter().flat_map(|form| form.as_bytes().windows(PIECE_BYTES)).collect();
+    // Most pieces of a long secret begin with two bytes that a short text does not have in a row.
+    let number = |pair: &[u8]| pair.first_chunk().map_or(0, |&bytes| usize::from(u16::from_ne_bytes(bytes)));
+    let mut has_pair = vec![false; 1 << u16::BITS];
+    for pair in text.as_bytes().windows(2) {
+        has_pair.get_mut(number(pair)).into_iter().for_each(|has| *has = true);
+    }
+    let pieces = long.iter().flat_map(|form| form.as_bytes().windows(PIECE_BYTES));
+    let pieces: HashSet<&[u8]> = pieces.filter(|piece| has_pair.get(number(piece)) == Some(&true)).collect();
     let mut found: Vec<Range<usize>> = Vec::new();
     let windows = text.as_bytes().windows(PIECE_BYTES).enumerate();
     found.extend(windows.filter(|(_, piece)| pieces.contains(piece)).map(|(at, _)| at..at + PIECE_BYTES));
