@@ -9,7 +9,7 @@ use cproxy_documents::blocks;
 
 use crate::guest::path_from_env;
 
-/// Variable with an archive of OpenRC, runit and s6 and their libraries.
+/// Variable with an archive of OpenRC, runit, s6, logrotate and their libraries.
 const VARIABLE: &str = "CPROXY_INIT_SYSTEMS";
 
 /// Page with the steps.

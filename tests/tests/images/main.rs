@@ -102,6 +102,7 @@ fn the_rootfs_has_the_agent_and_its_units() {
     for (mode, path) in [
         ("-rwxr-xr-x", "usr/bin/cproxy"),
         ("-rwxr-xr-x", "usr/share/cproxy/init.d"),
+        ("-rw-r--r--", "usr/share/cproxy/logrotate"),
         ("-rw-r--r--", "etc/cproxy/cproxy.conf"),
         ("-rw-r--r--", "usr/lib/tmpfiles.d/cproxy.conf"),
         ("-rw-r--r--", "usr/lib/systemd/system/cproxy.service"),

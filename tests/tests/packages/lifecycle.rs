@@ -35,7 +35,7 @@ fn a_package_is_installed_and_its_agent_starts_when_it_is_told() {
     let units = machine.does("systemctl list-unit-files --no-legend 'cproxy*'");
     assert_eq!(units.lines().count(), 2, "systemd takes nothing for another unit: {units}");
     let conffiles = machine.does("dpkg-query --showformat '${Conffiles}' --show cproxy");
-    for file in [SETTINGS, "/etc/init.d/cproxy"] {
+    for file in [SETTINGS, "/etc/init.d/cproxy", "/etc/logrotate.d/cproxy"] {
         assert!(conffiles.contains(file), "{file}: {conffiles}");
     }
     for file in [

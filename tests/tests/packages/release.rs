@@ -147,6 +147,7 @@ fn the_archive_has_all_that_an_installation_by_hand_needs() {
         ("-rw-r--r--", "systemd/cproxy.service"),
         ("-rw-r--r--", "systemd/cproxy-wait.service"),
         ("-rwxr-xr-x", "init.d/cproxy"),
+        ("-rw-r--r--", "logrotate.d/cproxy"),
         ("-rwxr-xr-x", "openrc/cproxy-wait"),
         ("-rwxr-xr-x", "s6/cproxy/run"),
         ("-rw-r--r--", "man/cproxy-run.8"),
@@ -228,7 +229,7 @@ fn fedoras_tools_read_the_packages() {
     ] {
         assert!(files.lines().any(|line| line == file), "{file}: {files}");
     }
-    assert!(!files.contains("/etc/init.d"), "{files}");
+    assert!(!files.contains("/etc/init.d") && !files.contains("/etc/logrotate.d"), "{files}");
     let scripts = query(&["--scripts"]);
     for part in ["preinstall", "postinstall", "preuninstall", "postuninstall"] {
         assert!(scripts.contains(&format!("{part} scriptlet")), "{part}: {scripts}");
@@ -254,6 +255,7 @@ fn an_alpine_package_has_its_parts() {
         "usr/bin/cproxy",
         "etc/init.d/cproxy",
         "etc/init.d/cproxy-wait",
+        "etc/logrotate.d/cproxy",
     ] {
         assert!(list.lines().any(|line| line == file), "{file}: {list}");
     }

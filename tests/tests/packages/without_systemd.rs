@@ -69,6 +69,7 @@ fn debian_with_openrc_installs_upgrades_and_removes_the_package() {
     machine.does(&steps("rc-update add cproxy"));
     machine.does("rc-service cproxy start && cproxy wait --timeout 60s && rc-service cproxy status");
     machine.assert_served();
+    assert_rotated(&machine, "logrotate --force /etc/logrotate.conf", "rc-service cproxy reload");
 
     upgrade(&machine, &sandbox, |files| {
         let script = files.join("etc/init.d/cproxy");
@@ -100,6 +101,52 @@ fn debian_with_the_init_script_alone_installs_upgrades_and_removes_the_package()
 }
 
 #[test]
+fn debians_logrotate_rotates_the_log_of_the_init_script() {
+    let sandbox = Sandbox::for_test();
+    let machine = Machine::idle(&sandbox, &debian());
+    let _server = machine.with_service();
+    add_init_systems(&machine);
+    install(&machine);
+    let rotate = "logrotate --verbose /etc/logrotate.conf 2>&1";
+    let said = machine.does(rotate);
+    assert!(said.contains("/var/log/cproxy.log does not exist -- skipping"), "{said}");
+    machine.does("timeout 60 sh -c '/etc/init.d/cproxy start'");
+    assert_rotated(&machine, "logrotate --force /etc/logrotate.conf", "/etc/init.d/cproxy reload");
+
+    // A long log does not wait for the end of the week.
+    let said = machine.does(rotate);
+    assert!(said.contains("log does not need rotating"), "{said}");
+    machine.does("yes 'a line' | head -c 11M >>/var/log/cproxy.log");
+    assert_rotated(&machine, "logrotate /etc/logrotate.conf", "/etc/init.d/cproxy reload");
+    machine.does("zcat /var/log/cproxy.log.2.gz | grep 'the agent keeps'");
+    for _ in 0..6 {
+        machine.does("echo 'a line' >>/var/log/cproxy.log; logrotate --force /etc/logrotate.conf");
+    }
+    let files = "cproxy.log cproxy.log.1 cproxy.log.2.gz cproxy.log.3.gz cproxy.log.4.gz";
+    assert_eq!(machine.does("cd /var/log; echo cproxy.log*").trim(), files);
+
+    remove(&machine);
+    machine.does("test -e /etc/logrotate.d/cproxy && dpkg --purge cproxy && test ! -e /etc/logrotate.d/cproxy");
+    assert_eq!(machine.does("ls /var/log").matches("cproxy").count(), 0);
+}
+
+/// Asserts that what is in the log is in the next file after a rotation, and that the agent goes on in the log.
+fn assert_rotated(machine: &Machine<'_>, rotate: &str, reload: &str) {
+    let size = |file: &str| machine.does(&format!("stat -c %s {file}")).trim().parse::<u64>().unwrap();
+    let before = size("/var/log/cproxy.log");
+    assert!(before > 0);
+    machine.does(&format!("cp /var/log/cproxy.log /var/tmp/before && {rotate}"));
+    // The agent may have written meanwhile.
+    machine.does("head -c $(stat -c %s /var/tmp/before) /var/log/cproxy.log.1 | cmp - /var/tmp/before");
+    let left = size("/var/log/cproxy.log");
+    assert!(left < before, "{left} bytes after {before}");
+    machine
+        .does(&format!("{reload}; until grep -a 'settings were read again' /var/log/cproxy.log; do sleep 0.1; done"));
+    // Whoever does not append goes on behind a hole.
+    assert_eq!(machine.does("tr -dc '\\000' </var/log/cproxy.log | wc -c").trim(), "0");
+}
+
+#[test]
 fn debian_with_runit_installs_upgrades_and_removes_the_package() {
     let sandbox = Sandbox::for_test();
     let machine = Machine::idle(&sandbox, &debian());
@@ -127,6 +174,7 @@ fn a_root_with_busybox_alone_installs_upgrades_and_removes_the_archive() {
     machine.does("mkdir -p /etc/init.d && ln -s /usr/share/cproxy/init.d /etc/init.d/S30cproxy");
     machine.does("/etc/init.d/S30cproxy start && /etc/init.d/S30cproxy status && cproxy get services");
     machine.assert_served();
+    assert_rotated(&machine, &steps("cproxy.log.1"), "/etc/init.d/S30cproxy reload");
 
     // Without etc, which has the settings.
     machine.without_interruption(|| {

@@ -73,6 +73,7 @@ fn archived(released: &Released, manual: &Path) -> Result<Tree> {
         let overlay = images.join("rootfs");
         files.push((overlay.join("etc/cproxy/cproxy.conf"), "etc/cproxy/cproxy.conf".to_owned()));
         files.push((overlay.join("usr/lib/tmpfiles.d/cproxy.conf"), "tmpfiles.d/cproxy.conf".to_owned()));
+        files.push((overlay.join("usr/share/cproxy/logrotate"), "logrotate.d/cproxy".to_owned()));
         for unit in ["cproxy.service", "cproxy-wait.service"] {
             files.push((overlay.join("usr/lib/systemd/system").join(unit), format!("systemd/{unit}")));
         }

@@ -15,13 +15,15 @@ use crate::{architecture::Architecture, paths, run, setup::packages as system};
 /// iproute2 and the packages of its libraries.
 const IPROUTE2: [&str; 9] =
     ["iproute2", "libbpf1", "libbsd0", "libc6", "libcap2", "libelf1", "libmd0", "libmnl0", "zlib1g"];
-/// OpenRC, runit and s6, and the packages of their libraries.
-const INIT_SYSTEMS: [&str; 19] = [
+/// OpenRC, runit, s6 and logrotate, and the packages of their libraries.
+const INIT_SYSTEMS: [&str; 22] = [
     "openrc",
     "insserv",
     "runit",
     "s6",
     "execline",
+    "logrotate",
+    "libacl1",
     "libaudit1",
     "libc6",
     "libcap-ng0",
@@ -31,6 +33,7 @@ const INIT_SYSTEMS: [&str; 19] = [
     "libexecline2.9",
     "libpam0g",
     "libpcre2-8-0",
+    "libpopt0",
     "librc1",
     "libs6-2.11",
     "libselinux1",
@@ -71,7 +74,7 @@ pub(crate) fn programs(target: Architecture) -> Result<PathBuf> {
     archive(&format!("programs-{}", target.debian()), &IPROUTE2.map(|name| format!("{name}:{}", target.debian())))
 }
 
-/// An archive with other init systems than this machine's, which tests unpack into roots of their own.
+/// An archive with other init systems than this machine's and logrotate, which tests unpack into roots of their own.
 pub(crate) fn init_systems() -> Result<PathBuf> {
     archive("init-systems", &INIT_SYSTEMS.map(str::to_owned))
 }
