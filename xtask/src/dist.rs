@@ -20,10 +20,11 @@ use clap::{Args, ValueEnum};
 
 use self::{components::Component, files::Documents};
 use crate::{
+    advisories,
     architecture::Architecture,
     binary::{AGENT, Binary, Program, RELAY},
     image::{Stamp, read},
-    kernels, manual, paths, setup,
+    kernels, manual, paths, run, setup,
     steps::{Step, Steps},
 };
 
@@ -111,9 +112,12 @@ pub(crate) fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// Makes the release and prints its path.
+/// Makes the release and prints its path. What is known of its dependencies changes from day to day, and the files of
+/// a release do not: it is said, and in none of them.
 pub(crate) fn run(arguments: &DistArguments) -> Result<()> {
-    println!("{}", make(arguments)?.display());
+    let release = make(arguments)?;
+    run::report(format!("dist: {}", advisories::state()));
+    println!("{}", release.display());
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::{paths, run, setup::tool::Tool};
 
-const CARGO_DENY: Tool =
+pub(crate) const CARGO_DENY: Tool =
     Tool { name: "cargo-deny", version: "0.20.2", duration: "two minutes", options: &["--no-default-features"] };
 
 /// Fails when a dependency breaks a rule of `deny.toml`.

@@ -1,6 +1,7 @@
 //! Tasks of the repository as one command, `cargo xtask <verb>`, for contributors, continuous integration and the
 //! documentation alike.
 
+mod advisories;
 mod architecture;
 mod bench;
 mod binary;
@@ -66,6 +67,8 @@ enum Verb {
     Test(test::TestArguments),
     /// Checks format, lints, documentation, licences and rules of the repository; prints the size of each dependency
     Lint,
+    /// Looks for known vulnerabilities of dependencies in a database that it downloads
+    Advisories,
     /// Prints the agent's size by crate and by part of the file, and the relay's
     Size(sizes::SizeArguments),
     /// Runs a benchmark, or all of them (needs root)
@@ -99,6 +102,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Demo(arguments) => demo::run(&arguments)?,
         Verb::Test(arguments) => return test::run(&arguments),
         Verb::Lint => return lint::run(),
+        Verb::Advisories => advisories::run()?,
         Verb::Size(arguments) => sizes::run(&arguments)?,
         Verb::Bench(arguments) => return bench::run(&arguments),
         Verb::Fuzz(arguments) => return fuzz::run(&arguments),

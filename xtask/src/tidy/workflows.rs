@@ -16,6 +16,10 @@ const CHANGES: &str = "test.yml";
 /// unit tests need neither root nor setup.
 const ALSO: [&str; 2] = ["env cargo xtask lint", "run: cargo test --workspace --lib"];
 
+/// The command that looks for known vulnerabilities, and what a workflow with it has: they become known without any
+/// change, and come with a change of dependencies.
+const ADVISORIES: (&str, [&str; 2]) = ("cargo xtask advisories", ["schedule:", "paths: [Cargo.lock, deny.toml]"]);
+
 /// The workflows, by name.
 pub(super) fn read(root: &Path) -> Result<BTreeMap<String, String>> {
     let directory = root.join(DIRECTORY);
@@ -34,6 +38,15 @@ pub(super) fn breaches(workflows: &BTreeMap<String, String>, xtask: &Command, su
     for (name, workflow) in workflows {
         let unknown = lines(workflow).filter_map(|line| breach(xtask, &arguments(line, "cargo xtask")?));
         breaches.extend(unknown.map(|why| format!("{DIRECTORY}/{name}: {why}")));
+    }
+    let (command, marks) = ADVISORIES;
+    let checks =
+        |text: &&String| [command].iter().chain(&marks).all(|part| lines(text).any(|line| line.contains(part)));
+    if workflows.values().find(checks).is_none() {
+        breaches.push(format!(
+            "{DIRECTORY}: no workflow has `{command}` with {}",
+            marks.map(|mark| format!("`{mark}`")).join(" and ")
+        ));
     }
     let changes = workflows.get(CHANGES).map_or("", String::as_str);
     breaches.extend(coverage_breaches(changes, suites).into_iter().map(|why| format!("{DIRECTORY}/{CHANGES}: {why}")));
@@ -85,6 +98,20 @@ mod tests {
         assert_eq!(breaches, ALSO.map(|command| format!("no job has `{command}`")));
         let as_root = ALL.replace("cargo test", "sudo cargo test");
         assert_eq!(coverage_breaches(&as_root, &["a", "b", "c"]), ["no job has `run: cargo test --workspace --lib`"]);
+    }
+
+    #[test]
+    fn vulnerabilities_are_looked_for_each_night_and_with_each_change_of_dependencies() {
+        let (command, [night, change]) = ADVISORIES;
+        let xtask = Command::new("xtask").subcommand(Command::new("advisories"));
+        let is_missing = |parts: &[&str]| {
+            let workflows = BTreeMap::from([("a.yml".to_owned(), parts.join("\n"))]);
+            breaches(&workflows, &xtask, &[]).iter().any(|why| why.contains("no workflow has"))
+        };
+        assert!(!is_missing(&[night, change, command]));
+        for parts in [[night, change], [night, command], [change, command]] {
+            assert!(is_missing(&parts), "{parts:?}");
+        }
     }
 
     #[test]
