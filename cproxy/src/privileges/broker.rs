@@ -2,10 +2,10 @@
 //! all files and processes (docs/decisions/042).
 //!
 //! It starts the agent's children, which load programs and walk the canary: the agent itself may do neither. And it
-//! makes some system calls. The agent's filter stops a thread at such a call, and the kernel tells the broker (seccomp_unotify(2)). The broker
-//! looks at the arguments: a name must be in one of the agent's own directories, a descriptor of another process must be
-//! an internet socket. Then it makes the call itself and answers with the outcome. So the agent's code is the same with
-//! a broker and without.
+//! makes some system calls. The agent's filter stops a thread at such a call, and the kernel tells the broker
+//! (seccomp_unotify(2)). The broker looks at the arguments: a name must be in one of the agent's own directories, a
+//! descriptor of another process must be an internet socket. Then it makes the call itself and answers with the outcome.
+//! So the agent's code is the same with a broker and without.
 
 mod calls;
 mod notification;
@@ -27,6 +27,7 @@ use std::{
     path::Path,
     process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
+    time::Duration,
 };
 
 use rustix::{
@@ -52,6 +53,9 @@ const DESCRIPTORS_MAX: usize = 4;
 
 /// What the broker says when it is ready. Anything else is the reason why it is not.
 const READY: &[u8] = b"ready";
+
+/// Time in which it says so.
+const START_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Longest such reason.
 const ANSWER_BYTES_MAX: usize = 512;
@@ -100,6 +104,7 @@ impl Broker {
     /// Fails if it cannot do its work here.
     fn wait(&self) -> Result<(), String> {
         let mut answer = [0; ANSWER_BYTES_MAX];
+        self.socket.set_read_timeout(Some(START_TIME_MAX)).map_err(|error| error.to_string())?;
         let length = (&self.socket).read(&mut answer).map_err(|error| error.to_string())?;
         match answer.get(..length).unwrap_or_default() {
             READY => Ok(()),
@@ -123,7 +128,8 @@ impl Broker {
             scope.spawn(|| stderr.read_to_end(&mut errors));
             stdout.read_to_end(&mut output)
         })?;
-        end.read_exact(&mut status)?;
+        let started = end.read_exact(&mut status);
+        started.map_err(|error| io::Error::other(format!("the broker has not started it: {error}")))?;
         Ok(Output { status: ExitStatus::from_raw(i32::from_ne_bytes(status)), stdout: output, stderr: errors })
     }
 

@@ -145,7 +145,9 @@ impl Server {
             let Ok((words, descriptors)) = receive(socket) else { return };
             match words.as_slice() {
                 [] => return,
-                [calls] if calls == CALLS => listener = descriptors.into_iter().next().map(Listener::new),
+                [calls] if calls == CALLS && listener.is_none() => {
+                    listener = descriptors.into_iter().next().map(Listener::new);
+                }
                 words => running.extend(self.start(words, descriptors)),
             }
         }
