@@ -177,7 +177,9 @@ fn kube_proxy_writes_the_same_rules() {
         cluster.patch(slice, &json!({"endpoints": [{"addresses": ["10.244.0.3"], "conditions": {"ready": true}}]}));
         let rules = eventually(PATIENCE, "the rules have the first endpoint alone", || {
             let rules = rules(&sandbox);
-            let is_settled = has(&rules, "10.244.0.3") && !has(&rules, "10.244.0.9");
+            // It writes each family for itself.
+            let has_both = has(&rules, "10.244.0.3") && has(&rules, "fd00:10:96::");
+            let is_settled = has_both && !has(&rules, "10.244.0.9");
             if is_settled { Ok(rules) } else { Err("not there yet") }
         });
         proxy.stop();
