@@ -118,7 +118,10 @@ async fn run_until_stopped(
     let source = SourceStatus::new(&config.source, client.clone(), last_contact.clone());
     let has_exec_plugin = configuration.as_ref().is_some_and(Configuration::has_exec_plugin);
     // It gets ready while the programs are loaded.
-    let starting = (!has_exec_plugin).then(|| Broker::start(&config.run_dir, &environment.pin_dir, endpoints.files()));
+    let starting = (!has_exec_plugin).then(|| {
+        let files = endpoints.files().chain([&**socket.path()]);
+        Broker::start(&config.run_dir, &environment.pin_dir, files)
+    });
     install::install_in_child(&environment, &lock, config.service_counters, None).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);

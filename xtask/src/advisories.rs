@@ -18,7 +18,7 @@ const CHECK: &str = "advisories";
 /// Directory of databases in cargo's directory, and the start of a database's name.
 const DATABASES: (&str, &str) = ("advisory-dbs", "advisory-db-");
 
-/// What a release's dependencies were checked for.
+/// Result of looking for advisories about the dependencies.
 pub(crate) enum State {
     /// By a database whose last change is of this date; with the number of advisories that hold.
     Checked { found: u64, date: String },

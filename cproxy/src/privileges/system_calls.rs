@@ -24,7 +24,6 @@ const ANY: &[libc::c_long] = &[
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_pipe2,
-    libc::SYS_fcntl,
     libc::SYS_flock,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
@@ -168,6 +167,10 @@ const RNDRESEEDCRNG: u64 = 0x5207;
 /// descriptors, and whether one is a terminal.
 const IOCTLS: [u64; 5] = [SIOCGSKNS, RNDRESEEDCRNG, libc::FIONBIO, libc::FIOCLEX, libc::TCGETS];
 
+/// Commands of fcntl(2): duplicates and flags. Others have the kernel send signals to any process.
+const FCNTLS: [libc::c_int; 6] =
+    [libc::F_DUPFD, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
+
 /// Families of sockets. No other protocol of the kernel can be reached.
 const FAMILIES: [libc::c_int; 5] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_VSOCK];
 
@@ -230,6 +233,7 @@ fn checked(has_broker: bool) -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, Ba
         let is_static = cfg!(target_feature = "crt-static");
         if is_static { Ok(vec![SeccompRule::new(vec![has_none(2, libc::PROT_EXEC)?])?]) } else { Ok(Vec::new()) }
     };
+    let own = std::process::id().cast_signed();
     let mut clone = vec![has_none(0, NEW_NAMESPACES)?];
     if has_broker {
         // Threads alone.
@@ -249,7 +253,8 @@ fn checked(has_broker: bool) -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, Ba
         // Its own limits.
         (libc::SYS_prlimit64, vec![is(0, 0)?]),
         // Its own end.
-        (libc::SYS_tgkill, vec![is(2, libc::SIGABRT)?]),
+        (libc::SYS_tgkill, vec![SeccompRule::new(vec![word(0, Op::Eq, own)?, word(2, Op::Eq, libc::SIGABRT)?])?]),
+        (libc::SYS_fcntl, FCNTLS.iter().map(|&command| is(1, command)).collect::<Result<_, _>>()?),
         (libc::SYS_mmap, writable_only()?),
         (libc::SYS_mprotect, writable_only()?),
     ])

@@ -56,16 +56,24 @@ pub fn hidden_with(text: &str, secrets: &[&str]) -> String {
 /// A secret as it is, and as others may encode it.
 fn forms(secret: &str) -> Vec<String> {
     let hex = |byte: u8| [byte >> 4, byte & 0xf].map(|half| char::from_digit(half.into(), 16).unwrap_or_default());
-    let (mut percent, mut hexadecimal) = (String::new(), String::new());
+    let (mut percent, mut percent_lower, mut hexadecimal) = (String::new(), String::new(), String::new());
     for byte in secret.bytes() {
         match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => percent.push(byte.into()),
-            _ => percent.extend(iter::once('%').chain(hex(byte).map(|digit| digit.to_ascii_uppercase()))),
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                percent.push(byte.into());
+                percent_lower.push(byte.into());
+            }
+            _ => {
+                percent.extend(iter::once('%').chain(hex(byte).map(|digit| digit.to_ascii_uppercase())));
+                percent_lower.extend(iter::once('%').chain(hex(byte)));
+            }
         }
         hexadecimal.extend(hex(byte));
     }
     let json = serde_json::to_string(secret).unwrap_or_default();
+    let others = [percent_lower, hexadecimal.to_ascii_uppercase()];
     let mut forms = vec![secret.to_owned(), percent, json.trim_matches('"').to_owned(), hexadecimal];
+    forms.extend(others);
     // In base64 a secret looks different behind one or two other bytes, which the first four characters depend on.
     for before in 0..3 {
         let bytes = [vec![0; before], secret.as_bytes().to_vec()].concat();
@@ -160,7 +168,9 @@ mod tests {
             (BASE64_STANDARD.encode(format!("x{header}")), "base64 of more, one byte later"),
             (BASE64_STANDARD.encode(format!("xx{header}")), "base64 of more, two bytes later"),
             (TOKEN.replace('/', "%2F").replace('+', "%2B").replace('=', "%3D").replace(' ', "%20"), "percent"),
+            (TOKEN.replace('/', "%2f").replace('+', "%2b").replace('=', "%3d").replace(' ', "%20"), "percent, small"),
             (TOKEN.bytes().map(|byte| format!("{byte:02x}")).collect(), "hexadecimal"),
+            (TOKEN.bytes().map(|byte| format!("{byte:02X}")).collect(), "hexadecimal, capital"),
             (TOKEN[..20].to_owned(), "a piece"),
         ] {
             let clean = hidden_with(&format!("refused: {text}: why"), &[TOKEN]);

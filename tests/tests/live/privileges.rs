@@ -237,14 +237,21 @@ const ENOSYS: i64 = -(libc::ENOSYS as i64);
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn code_in_the_agent_changes_no_file_takes_no_descriptor_and_starts_no_program() {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::{
+        io::{BufRead as _, BufReader},
+        os::unix::fs::PermissionsExt as _,
+        process::{Command, Stdio},
+    };
 
     use cproxy_tests::injected::{
-        Argument::{Number, Text},
+        Argument::{self, Number, Text},
         Stopped,
     };
     const CREATE: i64 = (libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL) as i64;
     const HERE: i64 = libc::AT_FDCWD as i64;
+    /// Commands of fcntl(2) (include/uapi/asm-generic/fcntl.h).
+    const F_SETSIG: libc::c_int = 10;
+    const F_SETOWN_EX: libc::c_int = 15;
     // Commands of bpf(2) (include/uapi/linux/bpf.h).
     const BPF_PROG_LOAD: i64 = 5;
     const BPF_BTF_LOAD: i64 = 18;
@@ -263,9 +270,22 @@ fn code_in_the_agent_changes_no_file_takes_no_descriptor_and_starts_no_program()
     let file = fs::OpenOptions::new().write(true).open(&victim).unwrap();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let descriptor = |owner: &dyn std::os::fd::AsRawFd| Number(owner.as_raw_fd().into());
+    // A mount namespace in which another file system is on the path of the pin directory, with the victim in it.
+    let (pins, above) = (path("bpf/cproxy"), path("bpf"));
+    let script = format!(
+        "mount -t tmpfs none {above} && mkdir {pins} && mount --bind {} {pins} && echo ready && exec sleep 1000",
+        sandbox.dir().join("elsewhere").display()
+    );
+    fs::create_dir(sandbox.dir().join("elsewhere")).unwrap();
+    fs::write(path("elsewhere/victim"), "before").unwrap();
+    let mut namespace = Command::new("unshare");
+    namespace.args(["--mount", "sh", "-c", &script]).stdout(Stdio::piped());
+    let mut namespace = namespace.spawn().unwrap();
+    assert_eq!(BufReader::new(namespace.stdout.take().unwrap()).lines().next().unwrap().unwrap(), "ready");
+    let elsewhere = format!("/proc/{}/root{pins}", namespace.id());
     {
         let stopped = Stopped::new(agent.pid());
-        let call = |number, arguments: &[_]| stopped.call(number, arguments);
+        let call = |number, arguments: &[Argument<'_>]| stopped.call(number, arguments);
         assert_eq!(call(libc::SYS_openat, &[Number(HERE), Text(&evil), Number(CREATE), Number(0o644)]), EPERM);
         let created = call(libc::SYS_openat, &[Number(HERE), Text(own), Number(CREATE), Number(0o6777)]);
         assert!(created > 2, "{created}");
@@ -291,7 +311,27 @@ fn code_in_the_agent_changes_no_file_takes_no_descriptor_and_starts_no_program()
         assert_eq!(call(libc::SYS_pidfd_getfd, &[Number(process), descriptor(&file), Number(0)]), EBADF);
         let duplicate = call(libc::SYS_pidfd_getfd, &[Number(process), descriptor(&socket), Number(0)]);
         assert!(duplicate > 2, "{duplicate}");
+        assert_eq!(call(libc::SYS_unlink, &[Text(&format!("{elsewhere}/victim"))]), EPERM);
+        let renamed = [Text(&format!("{elsewhere}/victim")), Text(&format!("{elsewhere}/other"))];
+        assert_eq!(call(libc::SYS_rename, &renamed), EPERM);
+        assert_eq!(call(libc::SYS_mkdir, &[Text(&format!("{elsewhere}/new")), Number(0o755)]), EPERM);
+        // A socket's file is a file.
+        let bind = |path: &str| {
+            let unix = call(libc::SYS_socket, &[Number(libc::AF_UNIX.into()), Number(libc::SOCK_STREAM.into())]);
+            assert!(unix > 2, "{unix}");
+            let address = format!("\u{1}\0{path}");
+            call(libc::SYS_bind, &[Number(unix), Text(&address), Number(address.len() as i64 + 1)])
+        };
+        assert_eq!(bind(&evil), EPERM);
+        assert_eq!(bind(&format!("{own}.sock")), 0);
+        assert_eq!(call(libc::SYS_unlink, &[Text(&format!("{own}.sock"))]), 0);
         assert_eq!(call(libc::SYS_unlink, &[Text(own)]), 0);
+        // No signal to others.
+        let other = Number(namespace.id().into());
+        assert_eq!(call(libc::SYS_tgkill, &[other, other, Number(libc::SIGABRT.into())]), ENOSYS);
+        for command in [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX] {
+            assert_eq!(call(libc::SYS_fcntl, &[Number(0), Number(command.into()), other]), ENOSYS, "{command}");
+        }
         // Neither a process nor a program of either kind.
         assert_eq!(call(libc::SYS_clone, &[Number(libc::SIGCHLD.into()), Number(0)]), ENOSYS);
         assert_eq!(call(libc::SYS_fork, &[]), ENOSYS);
@@ -302,6 +342,9 @@ fn code_in_the_agent_changes_no_file_takes_no_descriptor_and_starts_no_program()
     }
     assert_eq!(fs::read_to_string(&victim).unwrap(), "before");
     assert!(!Path::new(&evil).exists());
+    assert_eq!(fs::read_to_string(path("elsewhere/victim")).unwrap(), "before");
+    namespace.kill().unwrap();
+    namespace.wait().unwrap();
     // It works as before.
     cproxy(&sandbox, &["check"]).success();
     agent.signal(Signal::TERM);

@@ -4,8 +4,8 @@ use seccompiler::{BackendError, SeccompCmpArgLen as Length, SeccompCmpOp as Op, 
 
 use super::super::system_calls::CREATE_FLAGS;
 
-/// Calls with any arguments: those that change names, and that duplicate another process's descriptor. fchmod(2) is for
-/// the mode of a new unix socket.
+/// Calls with any arguments: those that change names, and that duplicate another process's descriptor. bind(2) makes the
+/// file of a unix socket, and fchmod(2) is for its mode.
 const ANY: &[libc::c_long] = &[
     libc::SYS_mkdirat,
     libc::SYS_unlinkat,
@@ -13,6 +13,7 @@ const ANY: &[libc::c_long] = &[
     libc::SYS_renameat2,
     libc::SYS_pidfd_getfd,
     libc::SYS_fchmod,
+    libc::SYS_bind,
 ];
 
 /// Older forms of calls that aarch64 does not have.

@@ -10,6 +10,8 @@ use std::{
 pub(super) enum Change {
     /// A file that did not exist.
     Create,
+    /// The file of a unix socket, which did not exist.
+    Bind,
     /// A file gets another name, or is replaced.
     Rename,
     /// A file is removed.
@@ -27,6 +29,8 @@ pub(super) struct Parent<'p> {
     pub(super) path: &'p Path,
     /// Device and inode.
     pub(super) identity: (u64, u64),
+    /// Mount that it was reached on. In another mount namespace, anything can be on the same path.
+    pub(super) mount: u64,
 }
 
 /// Places of an agent.
@@ -36,8 +40,10 @@ pub(super) struct Places {
     pub(super) run_dir: (u64, u64),
     /// The pin directory, without symbolic links; it may be removed and made again.
     pub(super) pin_dir: PathBuf,
-    /// Files of other sockets.
-    pub(super) files: Vec<PathBuf>,
+    /// The mounts of the pin directory and of the one above it.
+    pub(super) pin_mounts: [u64; 2],
+    /// Files of sockets, each with the mount of its directory.
+    pub(super) files: Vec<(PathBuf, u64)>,
 }
 
 impl Places {
@@ -47,12 +53,15 @@ impl Places {
             return false;
         }
         let (path, is_run_dir) = (parent.path.join(name), parent.identity == self.run_dir);
-        let is_pin = parent.path.starts_with(&self.pin_dir);
+        let [pins, above] = self.pin_mounts;
+        let is_pin = parent.mount == pins && parent.path.starts_with(&self.pin_dir);
+        let is_file = || self.files.iter().any(|(file, mount)| *file == path && *mount == parent.mount);
         match change {
             Change::Create => is_run_dir,
+            Change::Bind => is_run_dir || is_file(),
             Change::Rename => is_run_dir || is_pin,
-            Change::Remove => is_run_dir || is_pin || self.files.contains(&path),
-            Change::MakeDirectory => is_pin || path == self.pin_dir,
+            Change::Remove => is_run_dir || is_pin || is_file(),
+            Change::MakeDirectory => is_pin || parent.mount == above && path == self.pin_dir,
             Change::RemoveDirectory => is_pin,
         }
     }
@@ -67,15 +76,26 @@ mod tests {
         let places = Places {
             run_dir: (1, 7),
             pin_dir: "/sys/fs/bpf/cproxy".into(),
-            files: vec!["/run/vmm/metrics.sock".into()],
+            pin_mounts: [3, 3],
+            files: vec![("/run/vmm/metrics.sock".into(), 1)],
         };
-        let allowed = |path: &str, identity, name: &str| {
-            let parent = Parent { path: Path::new(path), identity };
-            use Change::{Create, MakeDirectory, Remove, RemoveDirectory, Rename};
+        let on_mount = |mount, path: &str, identity, name: &str| {
+            let parent = Parent { path: Path::new(path), identity, mount };
+            use Change::{Bind, Create, MakeDirectory, Remove, RemoveDirectory, Rename};
+            assert_eq!(
+                places.allow(parent, OsStr::new(name), Bind),
+                identity == (1, 7) && !["", ".", ".."].contains(&name) || name == "metrics.sock" && mount == 1
+            );
             [Create, Rename, Remove, MakeDirectory, RemoveDirectory]
                 .map(|change| places.allow(parent, OsStr::new(name), change))
         };
+        // The first number of an identity stands for the mount, too.
+        let allowed = |path: &str, identity: (u64, u64), name: &str| on_mount(identity.0, path, identity, name);
         let none = [false; 5];
+        for (path, name) in [("/sys/fs/bpf/cproxy/v7", "udp"), ("/sys/fs/bpf", "cproxy"), ("/run/vmm", "metrics.sock")]
+        {
+            assert_eq!(on_mount(9, path, (9, 2), name), none, "{path}/{name} of another mount namespace");
+        }
         assert_eq!(allowed("/run/cproxy", (1, 7), "ready"), [true, true, true, false, false]);
         assert_eq!(allowed("/run/cproxy", (1, 8), "ready"), none, "another directory on the same path");
         assert_eq!(allowed("/run/cproxy/cgroup2", (2, 1), "x"), none);

@@ -5,10 +5,10 @@ use std::{
     fs::{self, File},
     io::{self, Write as _},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::{
             ffi::{OsStrExt as _, OsStringExt as _},
-            fs::{FileExt as _, MetadataExt as _},
+            fs::FileExt as _,
             net::UnixStream,
             process::{CommandExt as _, ExitStatusExt as _},
         },
@@ -19,9 +19,12 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
-    fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fchmod, fstat, mkdirat, open, openat, renameat_with, unlinkat},
+    fs::{
+        AtFlags, FileType, Mode, OFlags, RenameFlags, StatxFlags, fchmod, fcntl_setfl, fstat, mkdirat, open, openat,
+        renameat_with, statx, unlinkat,
+    },
     io::Errno,
-    net::{AddressFamily, sockopt::socket_domain},
+    net::{AddressFamily, SocketAddrUnix, bind, sockopt::socket_domain},
     process::{Pid, PidfdFlags, PidfdGetfdFlags, getppid, pidfd_getfd, pidfd_open},
 };
 
@@ -37,6 +40,12 @@ const DATA: Mode = Mode::RUSR.union(Mode::WUSR).union(Mode::RGRP).union(Mode::RO
 
 /// Longest path (include/uapi/linux/limits.h, `PATH_MAX`).
 const PATH_BYTES_MAX: usize = 4096;
+
+/// Longest address of a socket (include/uapi/linux/socket.h, `_K_SS_MAXSIZE`).
+const ADDRESS_BYTES_MAX: usize = 128;
+
+/// Flags with which directories are opened.
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Bytes that are read of a path at once: it may end just before memory that is not there.
 const PATH_PART_BYTES: usize = 256;
@@ -80,6 +89,8 @@ struct Server {
     /// The agent's process.
     pidfd: OwnedFd,
     places: Places,
+    /// The run directory, whose inode is no other's as long as it is open.
+    _run_dir: OwnedFd,
     /// The pin directory as the agent names it.
     pin_dir: PathBuf,
 }
@@ -102,14 +113,21 @@ impl Server {
             Err(error) => return Err(error.into()),
         }
         File::open(format!("/proc/{agent}/mem"))?;
-        let run_dir = fs::metadata(run_dir)?;
+        let opened = open(run_dir, DIRECTORY, Mode::empty())?;
+        let status = fstat(&opened)?;
         let real = |path: &Path| {
             let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-            Ok::<_, io::Error>(path.parent().unwrap_or(Path::new("/")).canonicalize()?.join(name))
+            let parent = path.parent().unwrap_or(Path::new("/")).canonicalize()?;
+            Ok::<_, io::Error>((parent.join(name), mount_of(&parent)?))
         };
-        let files = files.map(|file| real(&file)).collect::<io::Result<_>>()?;
-        let places = Places { run_dir: (run_dir.dev(), run_dir.ino()), pin_dir: pin_dir.canonicalize()?, files };
-        Ok(Self { agent, pidfd, places, pin_dir: pin_dir.to_owned() })
+        let (real_pin_dir, above) = real(&pin_dir.canonicalize()?)?;
+        let places = Places {
+            run_dir: (status.st_dev, status.st_ino),
+            pin_mounts: [mount_of(&real_pin_dir)?, above],
+            pin_dir: real_pin_dir,
+            files: files.map(|file| real(&file)).collect::<io::Result<_>>()?,
+        };
+        Ok(Self { agent, pidfd, places, _run_dir: opened, pin_dir: pin_dir.to_owned() })
     }
 
     /// Until the agent ends.
@@ -160,13 +178,15 @@ impl Server {
         command.arg0("cproxy").args(child_arguments(words, &self.pin_dir)?).env_clear();
         let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().ok()?;
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok()?;
+        // Nothing here waits for who reads it.
+        fcntl_setfl(&end, OFlags::NONBLOCK).ok()?;
         Some(Running { child, pidfd, end: end.into() })
     }
 
     /// Makes a call in a thread's place.
     fn make(&self, listener: &Listener, call: &Call) -> Result<Outcome, Errno> {
         let [first, second, third, fourth, fifth, _] = call.arguments;
-        let name = |directory, path| self.name(listener, call, directory, path);
+        let name = |directory, path| self.name(listener, call, directory, &read_path(call.thread, path)?);
         match call.number {
             #[cfg(target_arch = "x86_64")]
             libc::SYS_open => self.create(&name(HERE, first)?, second, third),
@@ -185,6 +205,7 @@ impl Server {
             libc::SYS_renameat2 => self.rename(&name(first, second)?, &name(third, fourth)?, fifth),
             libc::SYS_pidfd_getfd => self.duplicate(call, first, second, third),
             libc::SYS_fchmod => self.set_mode(call, first, second),
+            libc::SYS_bind => self.bind(listener, call, [first, second, third]),
             _ => Err(Errno::NOSYS),
         }
     }
@@ -238,36 +259,59 @@ impl Server {
         fchmod(&socket, Mode::from_raw_mode(word(mode))).map(|()| Outcome::Done)
     }
 
+    /// Binds a socket to an address. Only a unix socket's may be a file.
+    fn bind(&self, listener: &Listener, call: &Call, arguments: [u64; 3]) -> Result<Outcome, Errno> {
+        let [number, address, length] = arguments;
+        let length = usize::try_from(word(length)).ok().filter(|length| *length <= ADDRESS_BYTES_MAX);
+        let address = read_memory(call.thread, address, length.ok_or(Errno::INVAL)?)?;
+        let socket = self.descriptor(call, number)?;
+        if let Some(path) = path_of(&address) {
+            let name = self.name(listener, call, u64::from(word(libc::AT_FDCWD as u64)), path)?;
+            self.check(&name, Change::Bind)?;
+            let path = Path::new("/proc/self/fd").join(name.parent.as_raw_fd().to_string()).join(&name.name);
+            return bind(&socket, &SocketAddrUnix::new(path)?).map(|()| Outcome::Done);
+        }
+        // SAFETY: the address lives until the call returns, and the kernel reads no more than its length.
+        match unsafe { libc::bind(socket.as_raw_fd(), address.as_ptr().cast(), address.len() as libc::socklen_t) } {
+            0 => Ok(Outcome::Done),
+            _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        }
+    }
+
     /// Descriptor of the agent itself.
     fn descriptor(&self, call: &Call, number: u64) -> Result<OwnedFd, Errno> {
+        let number = word(number).cast_signed();
+        if number < 0 {
+            return Err(Errno::BADF);
+        }
         if !fs::exists(format!("/proc/{}/task/{}", self.agent, call.thread)).unwrap_or_default() {
             return Err(Errno::PERM);
         }
-        pidfd_getfd(&self.pidfd, word(number).cast_signed(), PidfdGetfdFlags::empty())
+        pidfd_getfd(&self.pidfd, number, PidfdGetfdFlags::empty())
     }
 
     fn check(&self, name: &Name, change: Change) -> Result<(), Errno> {
         let status = fstat(&name.parent)?;
-        let parent = Parent { path: &name.parent_path, identity: (status.st_dev, status.st_ino) };
+        let (identity, mount) = ((status.st_dev, status.st_ino), mount_id(&name.parent)?);
+        let parent = Parent { path: &name.parent_path, identity, mount };
         if self.places.allow(parent, &name.name, change) { Ok(()) } else { Err(Errno::PERM) }
     }
 
-    /// The name that a call means, with its directory opened.
-    fn name(&self, listener: &Listener, call: &Call, directory: u64, path: u64) -> Result<Name, Errno> {
-        let path = read_path(call.thread, path)?;
+    /// The name that a call means by a path that was read from its memory, with its directory opened.
+    fn name(&self, listener: &Listener, call: &Call, directory: u64, path: &[u8]) -> Result<Name, Errno> {
         // Otherwise the memory may have been another process's.
         if !listener.is_waiting(call) {
             return Err(Errno::INTR);
         }
-        let (parent, name) = split(&path);
+        let (parent, name) = split(path);
         let proc = format!("/proc/{}", call.thread);
         let parent = match (parent.strip_prefix(b"/proc/self/"), word(directory).cast_signed()) {
             (Some(rest), _) => Path::new(&proc).join(OsStr::from_bytes(rest)),
             (None, libc::AT_FDCWD) => Path::new(&proc).join("cwd").join(OsStr::from_bytes(parent)),
             (None, number) => Path::new(&proc).join("fd").join(number.to_string()).join(OsStr::from_bytes(parent)),
         };
-        let parent = open(&parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let parent_path = fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&parent)));
+        let parent = open(&parent, DIRECTORY, Mode::empty())?;
+        let parent_path = fs::read_link(format!("/proc/self/fd/{}", parent.as_raw_fd()));
         let parent_path = parent_path.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         Ok(Name { parent, parent_path, name: OsString::from_vec(name.to_owned()) })
     }
@@ -322,9 +366,35 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
+/// Number of the mount that a path leads to.
+fn mount_of(directory: &Path) -> io::Result<u64> {
+    Ok(mount_id(open(directory, DIRECTORY, Mode::empty())?)?)
+}
+
+/// Number of the mount that a descriptor was opened on; no other mount of any namespace has it (statx(2), Linux 5.8).
+fn mount_id(directory: impl AsFd) -> Result<u64, Errno> {
+    let status = statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+    if status.stx_mask & StatxFlags::MNT_ID.bits() == 0 { Err(Errno::NOSYS) } else { Ok(status.stx_mnt_id) }
+}
+
+/// Path of a unix socket's address; `None` if it has none in the file system.
+fn path_of(address: &[u8]) -> Option<&[u8]> {
+    let (family, path) = address.split_first_chunk()?;
+    let path = path.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())?;
+    (libc::c_int::from(u16::from_ne_bytes(*family)) == libc::AF_UNIX).then_some(path)
+}
+
+/// Bytes of a thread's memory.
+fn read_memory(thread: u32, address: u64, length: usize) -> Result<Vec<u8>, Errno> {
+    let mut bytes = vec![0; length];
+    let memory = File::open(format!("/proc/{thread}/mem")).map_err(|_| Errno::FAULT)?;
+    memory.read_exact_at(&mut bytes, address).map_err(|_| Errno::FAULT)?;
+    Ok(bytes)
+}
+
 /// Path in a thread's memory.
 fn read_path(thread: u32, address: u64) -> Result<Vec<u8>, Errno> {
-    let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::FAULT);
+    let failed = |_| Errno::FAULT;
     let memory = File::open(format!("/proc/{thread}/mem")).map_err(failed)?;
     let mut path = Vec::new();
     while path.len() < PATH_BYTES_MAX {
@@ -379,12 +449,23 @@ mod tests {
     }
 
     #[test]
+    fn the_path_of_a_unix_socket_is_known() {
+        let address = |family: libc::c_int, rest: &[u8]| [&(family as u16).to_ne_bytes()[..], rest].concat();
+        assert_eq!(path_of(&address(libc::AF_UNIX, b"/run/a\0\0")), Some(&b"/run/a"[..]));
+        assert_eq!(path_of(&address(libc::AF_UNIX, b"a")), Some(&b"a"[..]));
+        assert_eq!(path_of(&address(libc::AF_UNIX, b"\0abstract")), None);
+        assert_eq!(path_of(&address(libc::AF_UNIX, b"")), None);
+        assert_eq!(path_of(&address(libc::AF_INET, b"/run/a")), None);
+        assert_eq!(path_of(b"/"), None);
+    }
+
+    #[test]
     fn a_path_is_read_from_memory() {
         let own = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         let address = |text: &[u8]| text.as_ptr().expose_provenance() as u64;
         let (short, long) = (b"/run/cproxy/ready\0".to_vec(), vec![b'x'; PATH_BYTES_MAX + PATH_PART_BYTES]);
         assert_eq!(read_path(own, address(&short)).unwrap(), b"/run/cproxy/ready");
         assert_eq!(read_path(own, address(&long)), Err(Errno::NAMETOOLONG));
-        assert!(read_path(own, 0).is_err());
+        assert_eq!(read_path(own, 0), Err(Errno::FAULT));
     }
 }
