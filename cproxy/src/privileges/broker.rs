@@ -4,8 +4,8 @@
 //! It starts the agent's children, which load programs and walk the canary: the agent itself may do neither. And it
 //! makes some system calls. The agent's filter stops a thread at such a call, and the kernel tells the broker
 //! (seccomp_unotify(2)). The broker looks at the arguments: a name must be in one of the agent's own directories, a
-//! descriptor of another process must be an internet socket. Then it makes the call itself and answers with the outcome.
-//! So the agent's code is the same with a broker and without.
+//! descriptor of another process must be an internet socket. Then it makes the call itself and answers with the
+//! outcome. So the agent's code is the same with a broker and without.
 
 mod calls;
 mod notification;
@@ -51,13 +51,13 @@ const MESSAGE_BYTES_MAX: usize = 8 << 10;
 /// Most descriptors of a message: a child's input, output and errors, and where its end is told.
 const DESCRIPTORS_MAX: usize = 4;
 
-/// What the broker says when it is ready. Anything else is the reason why it is not.
+/// Answer of a broker that is ready. Any other is the reason why it is not.
 const READY: &[u8] = b"ready";
 
-/// Time in which it says so.
+/// Time for the answer.
 const START_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Longest such reason.
+/// Longest answer.
 const ANSWER_BYTES_MAX: usize = 512;
 
 /// Broker that has been started. It sees the end of the agent, and then ends itself.

@@ -127,8 +127,8 @@ pub fn explain_silence(run_dir: &Path, error: &io::Error) -> String {
     let socket = run_dir.join(SOCKET);
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused if lock::is_held(run_dir) => format!(
-            "an agent runs with the run directory {}, but somebody removed its socket: the agent makes it again, or its \
-             log says why it cannot",
+            "an agent runs with the run directory {}, but somebody removed its socket: the agent makes it again, or \
+             its log says why it cannot",
             run_dir.display()
         ),
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(

@@ -4,8 +4,8 @@ use seccompiler::{BackendError, SeccompCmpArgLen as Length, SeccompCmpOp as Op, 
 
 use super::super::system_calls::CREATE_FLAGS;
 
-/// Calls with any arguments: those that change names, and that duplicate another process's descriptor. bind(2) makes the
-/// file of a unix socket, and fchmod(2) is for its mode.
+/// Calls with any arguments: those that change names, and that duplicate another process's descriptor. bind(2) makes
+/// the file of a unix socket, and fchmod(2) is for its mode.
 const ANY: &[libc::c_long] = &[
     libc::SYS_mkdirat,
     libc::SYS_unlinkat,
