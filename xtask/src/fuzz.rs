@@ -172,8 +172,14 @@ impl Fuzzer {
 
     /// Runs a target for a short while.
     fn test(&self, target: Target) -> Result<Report> {
+        let directory = directory().join("test");
+        fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+        // Runs of one target take turns: they have a directory and a log in common.
+        let turn = directory.join(format!("{}.lock", target.name()));
+        let lock = File::create(&turn).with_context(|| format!("creating {}", turn.display()))?;
+        lock.lock().with_context(|| format!("locking {}", turn.display()))?;
         // Inputs of earlier runs would make this one longer.
-        let learned = directory().join("test").join(target.name());
+        let learned = directory.join(target.name());
         if learned.exists() {
             fs::remove_dir_all(&learned).with_context(|| format!("removing {}", learned.display()))?;
         }
