@@ -168,11 +168,13 @@ const RNDRESEEDCRNG: u64 = 0x5207;
 const IOCTLS: [u64; 5] = [SIOCGSKNS, RNDRESEEDCRNG, libc::FIONBIO, libc::FIOCLEX, libc::TCGETS];
 
 /// Commands of fcntl(2): duplicates and flags. Others have the kernel send signals to any process.
-const FCNTLS: [libc::c_int; 6] =
-    [libc::F_DUPFD, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
+const FCNTLS: [libc::c_int; 5] = [libc::F_DUPFD, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_DUPFD_CLOEXEC];
 
-/// Families of sockets. No other protocol of the kernel can be reached.
-const FAMILIES: [libc::c_int; 5] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_VSOCK];
+/// Families of sockets with any protocol.
+const FAMILIES: [libc::c_int; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_VSOCK];
+
+/// Protocols of netlink: routes and addresses, and sockets. Others reach firewalls and whoever follows devices.
+const NETLINK: [libc::c_int; 2] = [libc::NETLINK_ROUTE, libc::NETLINK_SOCK_DIAG];
 
 /// Namespaces that a new thread or process could get.
 const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWNS
@@ -234,6 +236,11 @@ fn checked(has_broker: bool) -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, Ba
         if is_static { Ok(vec![SeccompRule::new(vec![has_none(2, libc::PROT_EXEC)?])?]) } else { Ok(Vec::new()) }
     };
     let own = std::process::id().cast_signed();
+    // A terminal with O_ASYNC sends signals to the processes in its foreground.
+    let flags = SeccompRule::new(vec![word(1, Op::Eq, libc::F_SETFL)?, has_none(2, libc::O_ASYNC)?]);
+    let netlink = NETLINK
+        .iter()
+        .map(|&protocol| SeccompRule::new(vec![word(0, Op::Eq, libc::AF_NETLINK)?, word(2, Op::Eq, protocol)?]));
     let mut clone = vec![has_none(0, NEW_NAMESPACES)?];
     if has_broker {
         // Threads alone.
@@ -244,7 +251,7 @@ fn checked(has_broker: bool) -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, Ba
         (libc::SYS_openat, open(2)?),
         #[cfg(target_arch = "x86_64")]
         (libc::SYS_open, open(1)?),
-        (libc::SYS_socket, FAMILIES.iter().map(|&family| is(0, family)).collect::<Result<_, _>>()?),
+        (libc::SYS_socket, FAMILIES.iter().map(|&family| is(0, family)).chain(netlink).collect::<Result<_, _>>()?),
         (libc::SYS_bpf, bpf.collect::<Result<_, _>>()?),
         (libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?),
         (libc::SYS_prctl, PRCTL_OPTIONS.iter().map(|&option| is(0, option)).collect::<Result<_, _>>()?),
@@ -254,7 +261,7 @@ fn checked(has_broker: bool) -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, Ba
         (libc::SYS_prlimit64, vec![is(0, 0)?]),
         // Its own end.
         (libc::SYS_tgkill, vec![SeccompRule::new(vec![word(0, Op::Eq, own)?, word(2, Op::Eq, libc::SIGABRT)?])?]),
-        (libc::SYS_fcntl, FCNTLS.iter().map(|&command| is(1, command)).collect::<Result<_, _>>()?),
+        (libc::SYS_fcntl, FCNTLS.iter().map(|&command| is(1, command)).chain([flags]).collect::<Result<_, _>>()?),
         (libc::SYS_mmap, writable_only()?),
         (libc::SYS_mprotect, writable_only()?),
     ])

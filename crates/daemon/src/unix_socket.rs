@@ -86,9 +86,11 @@ impl SocketFile {
     /// Waits until the file has gone, and listens at its path again.
     pub async fn listen_again(self: Arc<Self>) -> UnixListener {
         let (mut interval, mut is_reported) = (interval(FILE_INTERVAL), false);
+        // Somebody who removes the file again and again does not fill the log.
+        interval.reset();
         loop {
-            self.changed().await;
             interval.tick().await;
+            self.changed().await;
             let file = self.clone();
             let listen = move || (!file.is_there() && !file.lock().is_closed).then(|| file.listen());
             match spawn_blocking(listen).await {
@@ -223,8 +225,16 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // The file gets the socket's own mode (net/unix/af_unix.c, `unix_bind_bsd`).
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    let has_mode = match rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR) {
+        // A process that filters its calls may lack this one.
+        Err(Errno::NOSYS) => false,
+        result => result.map(|()| true)?,
+    };
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    if !has_mode && Mode::from_raw_mode(rustix::fs::stat(path)?.st_mode).intersects(Mode::WGRP | Mode::WOTH) {
+        rustix::fs::unlink(path)?;
+        return Err(io::Error::other("the umask would let others connect"));
+    }
     rustix::net::listen(&socket, BACKLOG)?;
     UnixListener::from_std(socket.into())
 }

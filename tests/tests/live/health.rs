@@ -10,6 +10,7 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::PathBuf,
+    process::Command,
     time::Duration,
 };
 
@@ -147,6 +148,21 @@ fn removed_pins_are_made_again_and_sockets_keep_their_names() {
     // No other agent may start there.
     let other = cproxy(&world.sandbox, &["cleanup", "--pin-dir", world.sandbox.pin_dir().to_str().unwrap()]);
     assert!(other.code == 1 && other.stderr.contains("in use"), "{}", other.stderr);
+}
+
+#[test]
+fn a_bpffs_that_is_mounted_again_gets_the_pins_again() {
+    let world = World::start(1..=NODES);
+    let pins = world.sandbox.pin_dir();
+    let mount = |program: &str, arguments: &[&str]| {
+        assert!(Command::new(program).args(arguments).arg(pins.parent().unwrap()).status().unwrap().success());
+    };
+    mount("umount", &["--lazy"]);
+    mount("mount", &["--types", "bpf", "--options", "mode=700", "bpf"]);
+    let (state, detail) = hooks(&world.sandbox);
+    assert_eq!(state, "ok", "{detail}; {}", world.agent.tail());
+    connects();
+    world.set(web_with([1]), |rows| rows.iter().all(|row| cproxy_tests::world::has_pods(row, &[1])));
 }
 
 #[test]

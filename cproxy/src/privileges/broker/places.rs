@@ -40,28 +40,33 @@ pub(super) struct Places {
     pub(super) run_dir: (u64, u64),
     /// The pin directory, without symbolic links; it may be removed and made again.
     pub(super) pin_dir: PathBuf,
-    /// The mounts of the pin directory and of the one above it.
-    pub(super) pin_mounts: [u64; 2],
-    /// Files of sockets, each with the mount of its directory.
-    pub(super) files: Vec<(PathBuf, u64)>,
+    /// Files of sockets, without symbolic links.
+    pub(super) files: Vec<PathBuf>,
 }
 
 impl Places {
-    /// Whether a name in a directory may change. The name has no slash in it.
-    pub(super) fn allow(&self, parent: Parent<'_>, name: &OsStr, change: Change) -> bool {
+    /// Whether a name in a directory may change. The name has no slash in it. `mount_of` has the mount that is on a path
+    /// now, where the broker is: numbers of mounts that have gone are given again.
+    pub(super) fn allow(
+        &self,
+        parent: Parent<'_>,
+        name: &OsStr,
+        change: Change,
+        mount_of: impl Fn(&Path) -> Option<u64>,
+    ) -> bool {
         if name.is_empty() || name == "." || name == ".." {
             return false;
         }
         let (path, is_run_dir) = (parent.path.join(name), parent.identity == self.run_dir);
-        let [pins, above] = self.pin_mounts;
-        let is_pin = parent.mount == pins && parent.path.starts_with(&self.pin_dir);
-        let is_file = || self.files.iter().any(|(file, mount)| *file == path && *mount == parent.mount);
+        let is_here = |directory: &Path| mount_of(directory) == Some(parent.mount);
+        let is_pin = parent.path.starts_with(&self.pin_dir) && is_here(parent.path);
+        let is_file = || self.files.contains(&path) && is_here(parent.path);
         match change {
             Change::Create => is_run_dir,
             Change::Bind => is_run_dir || is_file(),
             Change::Rename => is_run_dir || is_pin,
             Change::Remove => is_run_dir || is_pin || is_file(),
-            Change::MakeDirectory => is_pin || parent.mount == above && path == self.pin_dir,
+            Change::MakeDirectory => is_pin || path == self.pin_dir && is_here(parent.path),
             Change::RemoveDirectory => is_pin,
         }
     }
@@ -76,18 +81,18 @@ mod tests {
         let places = Places {
             run_dir: (1, 7),
             pin_dir: "/sys/fs/bpf/cproxy".into(),
-            pin_mounts: [3, 3],
-            files: vec![("/run/vmm/metrics.sock".into(), 1)],
+            files: vec!["/run/vmm/metrics.sock".into()],
         };
+        let mount_of = |path: &Path| Some(if path.starts_with("/sys/fs/bpf") { 3 } else { 1 });
         let on_mount = |mount, path: &str, identity, name: &str| {
             let parent = Parent { path: Path::new(path), identity, mount };
             use Change::{Bind, Create, MakeDirectory, Remove, RemoveDirectory, Rename};
             assert_eq!(
-                places.allow(parent, OsStr::new(name), Bind),
+                places.allow(parent, OsStr::new(name), Bind, mount_of),
                 identity == (1, 7) && !["", ".", ".."].contains(&name) || name == "metrics.sock" && mount == 1
             );
             [Create, Rename, Remove, MakeDirectory, RemoveDirectory]
-                .map(|change| places.allow(parent, OsStr::new(name), change))
+                .map(|change| places.allow(parent, OsStr::new(name), change, mount_of))
         };
         // The first number of an identity stands for the mount, too.
         let allowed = |path: &str, identity: (u64, u64), name: &str| on_mount(identity.0, path, identity, name);

@@ -118,13 +118,12 @@ impl Server {
         let real = |path: &Path| {
             let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
             let parent = path.parent().unwrap_or(Path::new("/")).canonicalize()?;
-            Ok::<_, io::Error>((parent.join(name), mount_of(&parent)?))
+            Ok::<_, io::Error>(parent.join(name))
         };
-        let (real_pin_dir, above) = real(&pin_dir.canonicalize()?)?;
+        mount_id(&opened)?;
         let places = Places {
             run_dir: (status.st_dev, status.st_ino),
-            pin_mounts: [mount_of(&real_pin_dir)?, above],
-            pin_dir: real_pin_dir,
+            pin_dir: pin_dir.canonicalize()?,
             files: files.map(|file| real(&file)).collect::<io::Result<_>>()?,
         };
         Ok(Self { agent, pidfd, places, _run_dir: opened, pin_dir: pin_dir.to_owned() })
@@ -294,7 +293,7 @@ impl Server {
         let status = fstat(&name.parent)?;
         let (identity, mount) = ((status.st_dev, status.st_ino), mount_id(&name.parent)?);
         let parent = Parent { path: &name.parent_path, identity, mount };
-        if self.places.allow(parent, &name.name, change) { Ok(()) } else { Err(Errno::PERM) }
+        if self.places.allow(parent, &name.name, change, mount_of) { Ok(()) } else { Err(Errno::PERM) }
     }
 
     /// The name that a call means by a path that was read from its memory, with its directory opened.
@@ -366,12 +365,13 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Number of the mount that a path leads to.
-fn mount_of(directory: &Path) -> io::Result<u64> {
-    Ok(mount_id(open(directory, DIRECTORY, Mode::empty())?)?)
+/// Number of the mount that a path leads to now.
+fn mount_of(directory: &Path) -> Option<u64> {
+    mount_id(open(directory, DIRECTORY, Mode::empty()).ok()?).ok()
 }
 
-/// Number of the mount that a descriptor was opened on; no other mount of any namespace has it (statx(2), Linux 5.8).
+/// Number of the mount that a descriptor was opened on (statx(2), Linux 5.8). As long as it is open, no other mount of
+/// any namespace has it.
 fn mount_id(directory: impl AsFd) -> Result<u64, Errno> {
     let status = statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
     if status.stx_mask & StatxFlags::MNT_ID.bits() == 0 { Err(Errno::NOSYS) } else { Ok(status.stx_mnt_id) }
