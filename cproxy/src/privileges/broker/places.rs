@@ -45,8 +45,8 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Whether a name in a directory may change. The name has no slash in it. `mount_of` has the mount that is on a path
-    /// now, where the broker is: numbers of mounts that have gone are given again.
+    /// Whether a name in a directory may change. The name has no slash in it. `mount_of` has the mount that is on a
+    /// path now, where the broker is: numbers of mounts that have gone are given again.
     pub(super) fn allow(
         &self,
         parent: Parent<'_>,
