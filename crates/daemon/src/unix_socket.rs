@@ -18,7 +18,11 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Uid, geteuid},
 };
-use tokio::{net::UnixListener, task::spawn_blocking, time::interval};
+use tokio::{
+    net::UnixListener,
+    task::spawn_blocking,
+    time::{MissedTickBehavior, interval},
+};
 
 use crate::FileChanges;
 
@@ -86,11 +90,12 @@ impl SocketFile {
     /// Waits until the file has gone, and listens at its path again.
     pub async fn listen_again(self: Arc<Self>) -> UnixListener {
         let (mut interval, mut is_reported) = (interval(FILE_INTERVAL), false);
-        // Somebody who removes the file again and again does not fill the log.
+        // Somebody who removes the file again and again does not fill the log, nor does one that cannot be made.
         interval.reset();
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            interval.tick().await;
             self.changed().await;
+            interval.tick().await;
             let file = self.clone();
             let listen = move || (!file.is_there() && !file.lock().is_closed).then(|| file.listen());
             match spawn_blocking(listen).await {
