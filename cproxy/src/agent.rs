@@ -211,7 +211,7 @@ fn filter_system_calls(broker: Option<io::Result<Broker>>) -> Option<Broker> {
     if let Err(error) = privileges::filter_system_calls(broker.is_ok()) {
         tracing::warn!("system calls are not filtered: {error}");
     } else if let Err(error) = &broker {
-        tracing::warn!("calls that change names of files are filtered by no broker: {error}");
+        tracing::warn!("no broker makes the calls that change names of files: {error}");
     }
     log_rights(broker.ok())
 }

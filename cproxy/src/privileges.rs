@@ -7,7 +7,7 @@ mod system_calls;
 
 use std::{fmt, path::Path};
 
-pub use broker::{Broker, serve as serve_as_broker};
+pub use broker::{Broker, run_child, serve as serve_as_broker};
 use cproxy_wire::ServerAddress;
 use rustix::{
     fs::{Access, AtFlags, CWD, accessat},

@@ -3,7 +3,6 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    process::Command,
     sync::Arc,
     thread,
 };
@@ -13,13 +12,16 @@ use cproxy_datapath::bpf::{self, Environment, PinDir, PinLock};
 use tokio::sync::oneshot;
 
 use super::error::AgentError;
-use crate::{config::ServiceCounting, privileges::Broker, run_dir::Failure};
+use crate::{
+    config::ServiceCounting,
+    privileges::{Broker, run_child},
+    run_dir::Failure,
+};
 
 /// Exit code of `cproxy install` if another attempt may succeed (sysexits.h, EX_TEMPFAIL).
 pub const EXIT_RETRY: u8 = 75;
 
 /// Loads and attaches the programs in a child, whose memory is freed when it ends. Meanwhile the source may deliver.
-/// A broker starts the child where the agent may not.
 pub(super) async fn install_in_child(
     environment: &Environment,
     lock: &PinLock,
@@ -30,18 +32,10 @@ pub(super) async fn install_in_child(
     let failed = |error| AgentError::Child(path.clone(), error);
     // The child shares the lock: if it outlives the agent, the next agent must not start beside it.
     let lock = lock.share().map_err(failed)?;
-    let (cgroup, pin_dir) = (environment.cgroup.clone(), environment.pin_dir.clone());
-    let program = path.clone();
-    let run = move || match broker {
-        Some(broker) => broker.run(&["install".as_ref(), cgroup.as_ref(), counters.as_str().as_ref()], lock),
-        None => {
-            let mut command = Command::new(program);
-            command.arg("install").arg("--cgroup").arg(cgroup).arg("--pin-dir").arg(pin_dir);
-            command.arg("--service-counters").arg(counters.as_str()).stdin(lock).output()
-        }
-    };
+    let words = ["install".into(), environment.cgroup.clone().into(), counters.as_str().into()];
+    let pin_dir = environment.pin_dir.clone();
     let (sender, ended) = oneshot::channel();
-    let wait = move || drop(sender.send(run()));
+    let wait = move || drop(sender.send(run_child(broker.as_deref(), &pin_dir, &words, lock)));
     thread::Builder::new().name("install".to_owned()).spawn(wait).map_err(failed)?;
     let output = ended.await.map_err(io::Error::other).flatten().map_err(failed)?;
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

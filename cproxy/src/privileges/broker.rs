@@ -13,7 +13,7 @@ mod places;
 mod server;
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     io::{self, IoSlice, IoSliceMut, Read},
     mem::MaybeUninit,
     os::{
@@ -97,7 +97,7 @@ impl Broker {
     fn try_to_take_calls(&self) -> Result<(), String> {
         let calls = calls::calls().map_err(|error| error.to_string())?;
         let listener = notification::install(calls)?;
-        self.send(&[OsStr::new(CALLS)], &[listener.as_fd()])
+        self.send(&[CALLS.into()], &[listener.as_fd()])
             .map_err(|error| format!("the broker does not take the system calls: {error}"))
     }
 
@@ -113,11 +113,8 @@ impl Broker {
         }
     }
 
-    /// Starts a child, `install` or `canary`, with these arguments, and waits for its end. The pin directory is added.
-    ///
-    /// # Errors
-    /// The broker has ended or cannot start it.
-    pub fn run(&self, words: &[&OsStr], stdin: impl AsFd) -> io::Result<Output> {
+    /// Starts a child and waits for its end.
+    fn run(&self, words: &[OsString], stdin: &OwnedFd) -> io::Result<Output> {
         let ((mut stdout, their_stdout), (mut stderr, their_stderr)) = (io::pipe()?, io::pipe()?);
         let (mut end, their_end) = io::pipe()?;
         self.send(words, &[stdin.as_fd(), their_stdout.as_fd(), their_stderr.as_fd(), their_end.as_fd()])?;
@@ -133,7 +130,7 @@ impl Broker {
         Ok(Output { status: ExitStatus::from_raw(i32::from_ne_bytes(status)), stdout: output, stderr: errors })
     }
 
-    fn send(&self, words: &[&OsStr], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fn send(&self, words: &[OsString], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let message = words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&0);
@@ -164,6 +161,18 @@ impl Broker {
             Some(signal) => format!("signal {signal}"),
             None => "it has closed its socket".to_owned(),
         }
+    }
+}
+
+/// Runs a child, `install` or `canary` with arguments of their own, to its end. A broker starts it where the agent may
+/// not.
+///
+/// # Errors
+/// It cannot be started, or the broker has ended.
+pub fn run_child(broker: Option<&Broker>, pin_dir: &Path, words: &[OsString], stdin: OwnedFd) -> io::Result<Output> {
+    match broker {
+        Some(broker) => broker.run(words, &stdin),
+        None => server::child_command(words, pin_dir).ok_or(io::ErrorKind::InvalidInput)?.stdin(stdin).output(),
     }
 }
 

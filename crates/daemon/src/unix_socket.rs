@@ -221,7 +221,8 @@ pub fn listen_in(directory: OwnedFd, name: &OsStr, path: &Path) -> io::Result<(U
 }
 
 /// Path of a file in an opened directory: on the directory's own path somebody else may have another one now.
-fn path_in(directory: &OwnedFd, name: &OsStr) -> PathBuf {
+#[must_use]
+pub fn path_in(directory: &OwnedFd, name: &OsStr) -> PathBuf {
     [OsStr::new("/proc/self/fd"), OsStr::new(&directory.as_raw_fd().to_string()), name].iter().collect()
 }
 
@@ -231,7 +232,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // The file gets the socket's own mode (net/unix/af_unix.c, `unix_bind_bsd`).
     let has_mode = match rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR) {
-        // A process that filters its calls may lack this one.
+        // System calls are filtered, and there is no broker. The umask has to do.
         Err(Errno::NOSYS) => false,
         result => result.map(|()| true)?,
     };

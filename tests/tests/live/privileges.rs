@@ -201,7 +201,7 @@ fn a_unix_socket_that_comes_later_is_taken_only_if_the_agent_may_write_to_it() {
     agent.wait_log(&format!("to {address}"), SYNC);
     eventually(SYNC, "the agent connects to root's socket", || is_reached(&own));
 
-    // What is in force is no change, also while its server is away.
+    // The socket in force is not checked again, also while it is away.
     fs::remove_file(sandbox.dir().join("own")).unwrap();
     agent.signal(Signal::HUP);
     agent.wait_log("settings were read again: no setting has changed", SYNC);

@@ -89,7 +89,7 @@ fn the_same_programs_give_the_same_files_at_another_time_and_place() {
         .concat(),
     );
     assert_same(&release(), &second);
-    // What is known of vulnerabilities changes from day to day, so it is said, and no file has it.
+    // Advisories change from day to day: the command prints their number, and no file has it.
     let lines: Vec<_> = said.lines().rev().take(2).collect();
     assert!(lines[0] == text(&second) && lines[1].starts_with("dist: advisories: "), "{said}");
 }

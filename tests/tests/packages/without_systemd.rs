@@ -142,7 +142,7 @@ fn assert_rotated(machine: &Machine<'_>, rotate: &str, reload: &str) {
     assert!(left < before, "{left} bytes after {before}");
     machine
         .does(&format!("{reload}; until grep -a 'settings were read again' /var/log/cproxy.log; do sleep 0.1; done"));
-    // Whoever does not append goes on behind a hole.
+    // A writer that does not append would leave a hole of zeros.
     assert_eq!(machine.does("tr -dc '\\000' </var/log/cproxy.log | wc -c").trim(), "0");
 }
 

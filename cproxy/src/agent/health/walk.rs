@@ -1,13 +1,11 @@
 //! Walk of the canary: in this process, or in a child where the hooks do not run for this process.
 
 use std::{
-    ffi::OsStr,
     fmt::Display,
     fs::File,
     io::{self, Write as _},
     os::fd::AsFd,
     path::Path,
-    process::Command,
 };
 
 use cproxy_core::{Address, Protocol};
@@ -17,7 +15,10 @@ use cproxy_datapath::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{privileges::Broker, report::CanaryReport};
+use crate::{
+    privileges::{Broker, run_child},
+    report::CanaryReport,
+};
 
 /// Outcome of all routes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -58,22 +59,10 @@ pub(super) fn walk_all(routes: &[Route], pins: &PinDir) -> Walked {
     Walked { report, needs_ports: matches!(obstacle, Some((_, Obstacle::PortInUse))) }
 }
 
-/// Walks the routes in a child that enters a cgroup by `entrance`, its file `cgroup.procs`. A broker starts the child
-/// where the agent may not.
+/// Walks the routes in a child that enters a cgroup by `entrance`, its file `cgroup.procs`.
 pub(super) fn walk_in(entrance: File, pins: &PinDir, routes: &[Route], broker: Option<&Broker>) -> Walked {
-    let routes: Vec<_> = routes.iter().map(text).collect();
-    let output = match broker {
-        Some(broker) => {
-            let words: Vec<_> =
-                ["canary"].into_iter().chain(routes.iter().map(String::as_str)).map(OsStr::new).collect();
-            broker.run(&words, entrance)
-        }
-        None => {
-            let mut command = Command::new("/proc/self/exe");
-            command.stdin(entrance).arg("canary").arg("--pin-dir").arg(pins.directory()).args(routes).output()
-        }
-    };
-    let output = match output {
+    let words: Vec<_> = ["canary".into()].into_iter().chain(routes.iter().map(|route| text(route).into())).collect();
+    let output = match run_child(broker, pins.directory(), &words, entrance.into()) {
         Ok(output) => output,
         Err(error) => return Walked::not(&error),
     };

@@ -94,7 +94,7 @@ impl AsFd for Listener {
     }
 }
 
-fn last_error() -> Errno {
+pub(super) fn last_error() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 

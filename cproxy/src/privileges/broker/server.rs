@@ -17,11 +17,12 @@ use std::{
     process::{Child, Command},
 };
 
+use cproxy_daemon::unix_socket::path_in;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     fs::{
-        AtFlags, FileType, Mode, OFlags, RenameFlags, StatxFlags, fchmod, fcntl_setfl, fstat, mkdirat, open, openat,
-        renameat_with, statx, unlinkat,
+        AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, StatxFlags, fchmod, fcntl_setfl, fstat, mkdirat, open,
+        openat, readlinkat, renameat_with, statx, unlinkat,
     },
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, bind, sockopt::socket_domain},
@@ -30,7 +31,7 @@ use rustix::{
 
 use super::{
     CALLS, DESCRIPTORS_MAX, NAME, READY,
-    notification::{Call, Listener, Outcome},
+    notification::{Call, Listener, Outcome, last_error},
     places::{Change, Parent, Places},
     receive,
 };
@@ -107,7 +108,7 @@ impl Server {
     fn new(run_dir: &Path, pin_dir: &Path, files: impl Iterator<Item = PathBuf>) -> io::Result<Self> {
         let agent = getppid().ok_or_else(|| io::Error::other("the agent has ended"))?;
         let pidfd = pidfd_open(agent, PidfdFlags::empty())?;
-        // What the work takes is tried: the permission comes before the descriptor, which need not be there.
+        // Permission to take descriptors and to read memory. The kernel checks it before it looks for descriptor 0.
         match pidfd_getfd(&pidfd, 0, PidfdGetfdFlags::empty()) {
             Ok(_) | Err(Errno::BADF) => {}
             Err(error) => return Err(error.into()),
@@ -173,9 +174,8 @@ impl Server {
     /// Starts a child. Where that fails, the agent sees the end of the descriptors.
     fn start(&self, words: &[OsString], descriptors: Vec<OwnedFd>) -> Option<Running> {
         let [stdin, stdout, stderr, end] = <[OwnedFd; DESCRIPTORS_MAX]>::try_from(descriptors).ok()?;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("cproxy").args(child_arguments(words, &self.pin_dir)?).env_clear();
-        let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().ok()?;
+        let mut command = child_command(words, &self.pin_dir)?;
+        let child = command.env_clear().stdin(stdin).stdout(stdout).stderr(stderr).spawn().ok()?;
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok()?;
         // Nothing here waits for who reads it.
         fcntl_setfl(&end, OFlags::NONBLOCK).ok()?;
@@ -185,7 +185,11 @@ impl Server {
     /// Makes a call in a thread's place.
     fn make(&self, listener: &Listener, call: &Call) -> Result<Outcome, Errno> {
         let [first, second, third, fourth, fifth, _] = call.arguments;
-        let name = |directory, path| self.name(listener, call, directory, &read_path(call.thread, path)?);
+        let name = |directory, path| {
+            let path = read_path(call.thread, path)?;
+            check_waiting(listener, call)?;
+            name_of(call.thread, directory, &path)
+        };
         match call.number {
             #[cfg(target_arch = "x86_64")]
             libc::SYS_open => self.create(&name(HERE, first)?, second, third),
@@ -263,17 +267,18 @@ impl Server {
         let [number, address, length] = arguments;
         let length = usize::try_from(word(length)).ok().filter(|length| *length <= ADDRESS_BYTES_MAX);
         let address = read_memory(call.thread, address, length.ok_or(Errno::INVAL)?)?;
+        check_waiting(listener, call)?;
         let socket = self.descriptor(call, number)?;
         if let Some(path) = path_of(&address) {
-            let name = self.name(listener, call, u64::from(word(libc::AT_FDCWD as u64)), path)?;
+            let name = name_of(call.thread, HERE, path)?;
             self.check(&name, Change::Bind)?;
-            let path = Path::new("/proc/self/fd").join(name.parent.as_raw_fd().to_string()).join(&name.name);
-            return bind(&socket, &SocketAddrUnix::new(path)?).map(|()| Outcome::Done);
+            let address = SocketAddrUnix::new(path_in(&name.parent, &name.name))?;
+            return bind(&socket, &address).map(|()| Outcome::Done);
         }
         // SAFETY: the address lives until the call returns, and the kernel reads no more than its length.
         match unsafe { libc::bind(socket.as_raw_fd(), address.as_ptr().cast(), address.len() as libc::socklen_t) } {
             0 => Ok(Outcome::Done),
-            _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            _ => Err(last_error()),
         }
     }
 
@@ -295,25 +300,26 @@ impl Server {
         let parent = Parent { path: &name.parent_path, identity, mount };
         if self.places.allow(parent, &name.name, change, mount_of) { Ok(()) } else { Err(Errno::PERM) }
     }
+}
 
-    /// The name that a call means by a path that was read from its memory, with its directory opened.
-    fn name(&self, listener: &Listener, call: &Call, directory: u64, path: &[u8]) -> Result<Name, Errno> {
-        // Otherwise the memory may have been another process's.
-        if !listener.is_waiting(call) {
-            return Err(Errno::INTR);
-        }
-        let (parent, name) = split(path);
-        let proc = format!("/proc/{}", call.thread);
-        let parent = match (parent.strip_prefix(b"/proc/self/"), word(directory).cast_signed()) {
-            (Some(rest), _) => Path::new(&proc).join(OsStr::from_bytes(rest)),
-            (None, libc::AT_FDCWD) => Path::new(&proc).join("cwd").join(OsStr::from_bytes(parent)),
-            (None, number) => Path::new(&proc).join("fd").join(number.to_string()).join(OsStr::from_bytes(parent)),
-        };
-        let parent = open(&parent, DIRECTORY, Mode::empty())?;
-        let parent_path = fs::read_link(format!("/proc/self/fd/{}", parent.as_raw_fd()));
-        let parent_path = parent_path.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(Name { parent, parent_path, name: OsString::from_vec(name.to_owned()) })
-    }
+/// Fails if the thread waits no more: the memory that was read may be another process's.
+fn check_waiting(listener: &Listener, call: &Call) -> Result<(), Errno> {
+    if listener.is_waiting(call) { Ok(()) } else { Err(Errno::INTR) }
+}
+
+/// The name that a thread means by a path, with its directory opened.
+fn name_of(thread: u32, directory: u64, path: &[u8]) -> Result<Name, Errno> {
+    let (parent, name) = split(path);
+    let proc = format!("/proc/{thread}");
+    let parent = match (parent.strip_prefix(b"/proc/self/"), word(directory).cast_signed()) {
+        (Some(rest), _) => Path::new(&proc).join(OsStr::from_bytes(rest)),
+        (None, libc::AT_FDCWD) => Path::new(&proc).join("cwd").join(OsStr::from_bytes(parent)),
+        (None, number) => Path::new(&proc).join("fd").join(number.to_string()).join(OsStr::from_bytes(parent)),
+    };
+    let parent = open(&parent, DIRECTORY, Mode::empty())?;
+    let parent_path = readlinkat(CWD, format!("/proc/self/fd/{}", parent.as_raw_fd()), Vec::new())?;
+    let parent_path = OsString::from_vec(parent_path.into_bytes()).into();
+    Ok(Name { parent, parent_path, name: OsString::from_vec(name.to_owned()) })
 }
 
 impl Running {
@@ -323,6 +329,13 @@ impl Running {
         self.end.write_all(&status.into_raw().to_ne_bytes()).ok();
         true
     }
+}
+
+/// A child of the agent.
+pub(super) fn child_command(words: &[OsString], pin_dir: &Path) -> Option<Command> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("cproxy").args(child_arguments(words, pin_dir)?);
+    Some(command)
 }
 
 /// Arguments of a child that the agent may have started: no other pin directory, and no other command.
@@ -341,7 +354,6 @@ fn child_arguments(words: &[OsString], pin_dir: &Path) -> Option<Vec<OsString>> 
 }
 
 /// `AT_FDCWD` as an argument.
-#[cfg(target_arch = "x86_64")]
 const HERE: u64 = libc::AT_FDCWD as u32 as u64;
 
 /// Name in a directory.
