@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_core::ResourceKind;
+use cproxy_core::{ResourceKind, printable};
 use cproxy_relay_core::{Collection, KINDS, Outcome, Position, Status, Update};
 use tokio::{
     sync::{Notify, watch},
@@ -93,9 +93,20 @@ impl Cache {
         self.collection(kind).position()
     }
 
-    /// Kinds whose first list is not complete.
-    pub(crate) fn pending(&self) -> Vec<ResourceKind> {
-        KINDS.into_iter().filter(|kind| self.position(*kind).is_none()).collect()
+    /// Kinds whose first list is not complete, with the reason if it has ended.
+    pub(crate) fn pending(&self) -> Vec<String> {
+        let pending = KINDS.into_iter().filter(|kind| self.position(*kind).is_none());
+        let described = pending.map(|kind| {
+            let name = cproxy_relay_core::plural(kind);
+            match self.collection(kind).unread() {
+                Some((1, object)) => format!("{name} ({} cannot be read)", printable(&object)),
+                Some((count, object)) => {
+                    format!("{name} ({count} objects cannot be read, one of them {})", printable(&object))
+                }
+                None => name.to_owned(),
+            }
+        });
+        described.collect()
     }
 
     /// Seconds since the API server last confirmed what is known; `None` before the first time.

@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use crate::{body::ResponseBody, cache::Cache, lists::Lists, metrics::Metrics, peers::Peers, upstream::names_of};
+use crate::{body::ResponseBody, cache::Cache, lists::Lists, metrics::Metrics, peers::Peers};
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -113,7 +113,7 @@ impl Relay {
             return Some("it is about to stop".to_owned());
         }
         let pending = self.cache.pending();
-        (!pending.is_empty()).then(|| format!("not listed yet: {}", names_of(&pending)))
+        (!pending.is_empty()).then(|| format!("not listed yet: {}", pending.join(", ")))
     }
 
     /// Outcome of a health check. A relay that has lost the API server still serves what it knows, so it stays ready.

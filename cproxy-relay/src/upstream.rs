@@ -6,14 +6,11 @@ use std::{
     time::Duration,
 };
 
-use cproxy_core::{
-    ResourceKind,
-    api::{EndpointSlice, Metadata, Node, Service},
-};
+use cproxy_core::api::{EndpointSlice, Metadata, Node, Service};
 use cproxy_relay_core::{Object, ObjectError, Update, Upstream, parse_version};
 use cproxy_wire::{
     ApiClient, ApiServer, ClientError, Configuration, Decoded, ENDPOINT_SLICES, FieldSelector, SERVICES, Selectors,
-    Subscriber, WatchEvent, WatchedResource, configure, follow_resource,
+    Subscriber, Wanted, WatchEvent, WatchedResource, configure, follow_resource,
 };
 use tokio::{
     sync::Notify,
@@ -114,7 +111,10 @@ impl<K: WatchedResource> CacheSubscriber<K> {
         };
         self.cache.counts(K::RESOURCE).unreadable.fetch_add(1, Ordering::Relaxed);
         let (namespace, name) = (cproxy_core::printable(&metadata.namespace), cproxy_core::printable(&metadata.name));
-        tracing::warn!("{} {namespace}/{name}: {error}; clients keep its last state", K::KIND);
+        tracing::warn!(
+            "{} {namespace}/{name}: {error}; its last state stays, and without one it is not served",
+            K::KIND
+        );
         unreadable(metadata).into_iter().collect()
     }
 }
@@ -153,14 +153,10 @@ impl<K: WatchedResource> Subscriber<Upstream<K>> for CacheSubscriber<K> {
         }
     }
 
-    async fn bookmark_wanted(&mut self) {
+    async fn wanted(&mut self) -> Wanted {
         sleep_until(self.last_bookmark + BOOKMARK_INTERVAL).await;
         self.wanted.notified().await;
         self.last_bookmark = Instant::now();
+        Wanted::Bookmark
     }
-}
-
-/// Kinds in messages.
-pub(crate) fn names_of(kinds: &[ResourceKind]) -> String {
-    kinds.iter().map(|kind| cproxy_relay_core::plural(*kind)).collect::<Vec<_>>().join(", ")
 }

@@ -1,6 +1,7 @@
 //! The agent: prepares, installs, then follows its source for ever. One task owns store, table and maps.
 
 mod canary;
+mod doubt;
 mod error;
 mod explain;
 mod handover;

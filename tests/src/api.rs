@@ -112,13 +112,18 @@ impl Api {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Its address, as `--apiserver` takes it.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.server.address())
+    }
+
     /// A kubeconfig for this server.
     pub fn kubeconfig(&self, sandbox: &Sandbox) -> PathBuf {
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", self.server.address())}}],
+            "clusters": [{"name": "test", "cluster": {"server": self.url()}}],
             "users": [{"name": "test", "user": {}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
         });

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cproxy_core::{
-    Capacity, Event, Exclusions, Frontend, KernelTable, Limits, Op, Reserve, ResourceKind, Retired, Store, TablePlanner,
+    Capacity, Event, Exclusions, Frontend, KernelTable, Limits, Loss, Op, Reserve, ResourceKind, Retired, Store,
+    TablePlanner,
 };
 use cproxy_daemon::memory;
 use cproxy_datapath::{
@@ -18,6 +19,7 @@ use tokio::{
 
 use super::{
     canary::Canary,
+    doubt::{Judgement, ListJudge, SECOND_LIST_AFTER},
     error::AgentError,
     explain::{Query, View},
     health::{CanaryState, HealthWatch, Untried},
@@ -78,6 +80,7 @@ pub(super) struct Reconciler {
     readiness: Readiness,
     /// Whether a list has ended since the last write: the memory that it took can then be released.
     has_applied_list: bool,
+    list_judge: ListJudge,
     problem_log: ProblemLog,
     /// Revision of the planner's problems in `problem_log`.
     logged_revision: Option<u64>,
@@ -127,6 +130,7 @@ impl Reconciler {
             compacts_at: None,
             readiness,
             has_applied_list: false,
+            list_judge: ListJudge::default(),
             problem_log: ProblemLog::default(),
             logged_revision: None,
             retired_queue: Arc::new(RetiredQueue::new(mode)),
@@ -220,6 +224,7 @@ impl Reconciler {
             ("backends", used.slots.into()),
             ("backends_room", capacity.slots.into()),
             ("services_without_room", self.planner.without_capacity() as u64),
+            ("lists_doubted", self.list_judge.doubts()),
         ]);
         gauges.extend(self.source.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
@@ -230,6 +235,9 @@ impl Reconciler {
         let lists =
             self.store.pending_lists().map(|kind| format!("there is no complete list of {}s yet", kind.singular()));
         let write = match self.state {
+            SyncState::FirstSync if self.list_judge.is_in_doubt() => {
+                Some("the lists would take most of the last agent's table away: second ones have to agree")
+            }
             SyncState::FirstSync => Some("the table is not written yet"),
             SyncState::Resync { .. } => Some("the table could not be written, and is written again soon"),
             SyncState::Incremental(_) if self.readiness.is_withdrawn() => {
@@ -375,7 +383,11 @@ impl Reconciler {
         for event in batch {
             // To its source, the canary's objects do not exist.
             let canary = if let Event::ListDone(kind) = event { self.own.canary.objects(kind) } else { Vec::new() };
-            self.has_applied_list |= matches!(event, Event::ListDone(_));
+            if let Event::ListDone(kind) = event {
+                self.has_applied_list = true;
+                let server = self.source.server();
+                server.into_iter().for_each(|server| self.list_judge.record_list(kind, &server, Instant::now()));
+            }
             for problem in canary.into_iter().chain([event]).flat_map(|event| self.store.apply(event)) {
                 tracing::warn!(name: "problem", "{problem}");
             }
@@ -391,7 +403,7 @@ impl Reconciler {
             self.state = SyncState::Resync { at: now };
         }
         let is_waiting = matches!(self.state, SyncState::Resync { at } if now < at);
-        if !self.store.is_complete() || is_waiting {
+        if !self.store.is_complete() || is_waiting || !self.believes_lists(now) {
             return Ok(());
         }
         let written = self.write_table().and_then(|()| self.compact(now));
@@ -431,6 +443,45 @@ impl Reconciler {
         }
     }
 
+    /// Whether the store may be written. If the lists that have just ended would take most of the table away, the table
+    /// stays until second ones agree.
+    fn believes_lists(&mut self, now: Instant) -> bool {
+        let Some(server) = self.source.server() else { return true };
+        if self.list_judge.take_due(now) {
+            self.source.last_contact.list_anew();
+        }
+        // Nobody has confirmed a bootstrap.
+        let has_table = self.has_predecessor || !matches!(self.state, SyncState::FirstSync);
+        let loss = || {
+            let own = self.own.canary.routes().iter().map(frontend).collect();
+            if has_table { self.planner.loss(&self.store, &own) } else { Loss::default() }
+        };
+        match self.list_judge.judge(loss, &server, now) {
+            Judgement::Write => true,
+            Judgement::Wait => false,
+            Judgement::Doubt(Loss { serving, lost }) => {
+                tracing::warn!(
+                    name: "list_doubted",
+                    "the lists of {server} would leave {lost} of {serving} frontends without backends: the table \
+                     stays until lists of another server, or of this one after {SECOND_LIST_AFTER:?}, agree"
+                );
+                self.source.ask_another();
+                false
+            }
+            Judgement::Agreed(Loss { serving, lost }) => {
+                tracing::warn!(
+                    name: "list_agreed",
+                    "the lists of {server} agree: {lost} of {serving} frontends lose their backends"
+                );
+                true
+            }
+            Judgement::Disagreed => {
+                tracing::info!(name: "list_disagreed", "the lists of {server} have most frontends again");
+                true
+            }
+        }
+    }
+
     /// Replaces maps that are mostly empty by smaller ones, after [`SPARSE_PAUSE`]. The planner decides again then, as
     /// they may have filled up meanwhile.
     fn compact(&mut self, now: Instant) -> Result<(), TableError> {
@@ -447,6 +498,9 @@ impl Reconciler {
 
     /// Time of the next action without an event.
     fn next_wakeup(&self) -> Option<Instant> {
+        if self.list_judge.is_in_doubt() {
+            return self.list_judge.due();
+        }
         let resync_at = match self.state {
             SyncState::Resync { at } => Some(at),
             SyncState::FirstSync | SyncState::Incremental(_) => None,

@@ -50,6 +50,23 @@ impl SourceStatus {
         true
     }
 
+    /// API server that was used last; `None` without one.
+    pub(super) fn server(&self) -> Option<Arc<str>> {
+        let Followed::ApiServer(client) = &self.followed else { return None };
+        Some(client.choice().0)
+    }
+
+    /// Has another server list the objects anew, if there is one.
+    pub(super) fn ask_another(&self) {
+        let Followed::ApiServer(client) = &self.followed else { return };
+        let (client, last_contact) = (client.clone(), self.last_contact.clone());
+        drop(tokio::spawn(async move {
+            if client.turn().await {
+                last_contact.list_anew();
+            }
+        }));
+    }
+
     /// Report for `cproxy check`.
     pub(super) fn report(&self) -> SourceReport {
         match &self.followed {

@@ -38,7 +38,7 @@ pub use kernel::{
 pub use names::{ObjectName, ServiceName, Text};
 pub use node_context::{ExternalIps, NodeContext};
 pub use object_row::{ObjectRow, ResourceKind, object_name};
-pub use planner::{CHANGES_MAX, FrontendName, SetChange, TablePlanner, Write};
+pub use planner::{CHANGES_MAX, FrontendName, Loss, SetChange, TablePlanner, Write};
 pub use problem::{Problem, is_steering, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};

@@ -6,7 +6,7 @@
 
 use std::{
     cmp::Ordering,
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     iter, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -75,7 +75,7 @@ pub enum Update {
     ListStarted,
     /// Object of the list.
     Listed(Object),
-    /// Object of the list that cannot be read: its last state stays.
+    /// Object of the list that cannot be read: its last state stays. The first list is not complete without one.
     ListedUnreadable(Box<str>, Box<str>),
     /// The list is complete, at this version.
     ListDone(u64),
@@ -156,8 +156,11 @@ pub struct Collection {
 
 #[derive(Debug, Default)]
 struct State {
-    /// A list was complete.
-    is_synced: bool,
+    /// A list has ended.
+    is_listed: bool,
+    /// Objects of the list that cannot be read and have no last state, until each is read or deleted. The list is not
+    /// complete before: whoever came here from another server with it would lose them.
+    unread: BTreeSet<Key>,
     objects: BTreeMap<Key, Entry>,
     /// Objects of the list that is under way.
     listing: Option<Vec<Listed>>,
@@ -239,14 +242,23 @@ impl Collection {
     #[must_use]
     pub fn position(&self) -> Option<Position> {
         let state = self.state();
-        state.is_synced.then(|| state.position())
+        state.is_synced().then(|| state.position())
+    }
+
+    /// Number of objects for lack of which the first list is not complete, and one of them as `NAMESPACE/NAME`; `None`
+    /// without any.
+    #[must_use]
+    pub fn unread(&self) -> Option<(usize, String)> {
+        let state = self.state();
+        let first = state.unread.first()?;
+        Some((state.unread.len(), format!("{}/{}", first.namespace, first.name).trim_start_matches('/').to_owned()))
     }
 
     /// The present objects; `None` before the first list is complete.
     #[must_use]
     pub fn snapshot(&self) -> Option<Snapshot> {
         let mut state = self.state();
-        state.is_synced.then(|| state.snapshot(self.kind))
+        state.is_synced().then(|| state.snapshot(self.kind))
     }
 
     /// An object.
@@ -353,6 +365,11 @@ impl State {
         self.first_sequence + self.history.len() as u64
     }
 
+    /// A list was complete.
+    fn is_synced(&self) -> bool {
+        self.is_listed && self.unread.is_empty()
+    }
+
     fn position(&self) -> Position {
         Position {
             version: self.version,
@@ -375,6 +392,13 @@ impl State {
     }
 
     fn apply(&mut self, update: Update, now: Instant) -> Outcome {
+        match &update {
+            Update::Applied(object) | Update::Deleted(object) => drop(self.unread.remove(&Key::of(&object.meta))),
+            Update::DeletedUnreadable(namespace, name, _) => {
+                self.unread.remove(&Key { namespace: namespace.clone(), name: name.clone() });
+            }
+            _ => {}
+        }
         match update {
             Update::ListStarted => self.listing = Some(Vec::new()),
             Update::Listed(object) => self.listing.get_or_insert_default().push(Listed::Object(object)),
@@ -494,22 +518,22 @@ impl State {
     /// Replaces the objects by those of a complete list.
     fn end_list(&mut self, version: u64, now: Instant) -> Outcome {
         let listed = mem::take(&mut self.listing).unwrap_or_default();
-        if self.is_synced && version >= self.version && !self.contradicts(&listed, version) {
+        if self.is_synced() && version >= self.version && !self.contradicts(&listed, version) {
             let events = self.apply_list(listed, version, now);
             self.confirm(version);
             return Outcome { events, is_reset: false };
         }
-        let is_reset = mem::replace(&mut self.is_synced, true);
-        let kept = mem::take(&mut self.objects);
+        let is_reset = self.is_synced();
+        self.is_listed = true;
+        self.unread.clear();
+        let mut kept = mem::take(&mut self.objects);
         for listed in listed {
             match listed {
                 Listed::Object(object) => self.replace(object, false),
-                Listed::Unreadable(key) => {
-                    if let Some((key, entry)) = kept.get_key_value(&key) {
-                        let entry = Entry { object: entry.object.clone(), sequence: None };
-                        self.objects.insert(key.clone(), entry);
-                    }
-                }
+                Listed::Unreadable(key) => match kept.remove(&key) {
+                    Some(Entry { object, .. }) => drop(self.objects.insert(key, Entry { object, sequence: None })),
+                    None => drop(self.unread.insert(key)),
+                },
             }
         }
         self.reset(version);

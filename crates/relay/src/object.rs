@@ -55,6 +55,15 @@ pub fn plural(kind: ResourceKind) -> &'static str {
     }
 }
 
+/// The kind's tables for JSON.
+pub(crate) fn transcode_kind(kind: ResourceKind) -> cproxy_transcode::Kind {
+    match kind {
+        ResourceKind::Services => cproxy_transcode::Kind::Service,
+        ResourceKind::EndpointSlices => cproxy_transcode::Kind::EndpointSlice,
+        ResourceKind::Nodes => cproxy_transcode::Kind::Node,
+    }
+}
+
 /// API group of a kind; empty for the core group.
 #[must_use]
 pub fn group(kind: ResourceKind) -> &'static str {
@@ -92,14 +101,16 @@ impl<K> fmt::Debug for Upstream<K> {
     }
 }
 
-/// The server is never asked for JSON.
-impl<'de, K> Deserialize<'de> for Upstream<K> {
-    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-        Err(D::Error::custom("a relay reads protobuf only"))
+/// JSON becomes the same protobuf, without fields that [`cproxy_transcode`] does not know.
+impl<'de, K: WatchedResource> Deserialize<'de> for Upstream<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let json = serde_json::Value::deserialize(deserializer)?;
+        let protobuf = cproxy_transcode::read_json(transcode_kind(K::RESOURCE), &json).map_err(D::Error::custom)?;
+        Self::decode(&*protobuf).map_err(D::Error::custom)
     }
 }
 
-impl<K: Api + 'static> Message for Upstream<K> {
+impl<K: WatchedResource> Message for Upstream<K> {
     fn encode_raw(&self, buf: &mut impl BufMut) {
         buf.put_slice(&self.trimmed);
     }
@@ -142,7 +153,7 @@ impl<K: Api + 'static> Message for Upstream<K> {
     }
 }
 
-impl<K: Api + 'static> Api for Upstream<K> {
+impl<K: WatchedResource> Api for Upstream<K> {
     const GROUP: &'static str = K::GROUP;
     const VERSION: &'static str = K::VERSION;
     const KIND: &'static str = K::KIND;
@@ -155,7 +166,6 @@ impl<K: Api + 'static> Api for Upstream<K> {
 
 impl<K: WatchedResource> WatchedResource for Upstream<K> {
     const RESOURCE: ResourceKind = K::RESOURCE;
-    const HAS_JSON: bool = false;
 }
 
 /// Copies a field without a length.

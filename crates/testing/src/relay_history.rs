@@ -102,6 +102,16 @@ impl Server {
         self.data.objects.insert(key, service);
     }
 
+    /// All objects become readable.
+    fn mend(&mut self) {
+        for key in std::mem::take(&mut self.data.unreadable) {
+            let version = self.next_version(0);
+            let Some(service) = self.data.objects.get_mut(&key) else { continue };
+            service.metadata.resource_version = version.to_string();
+            self.log.push(Logged::Applied(service.clone()));
+        }
+    }
+
     fn delete(&mut self, a: u8, c: u8) {
         let key = object_key(a);
         let Some(mut service) = self.data.objects.remove(&key) else { return };
@@ -146,7 +156,9 @@ struct Replica {
     /// Timeline and version that it knows.
     timeline: u64,
     version: u64,
-    is_synced: bool,
+    is_listed: bool,
+    /// Objects of the list that it could not read and does not know.
+    unread: BTreeSet<Key>,
     shown: Services,
     oldest: u64,
     /// Changes between these versions are known as a whole only.
@@ -165,7 +177,8 @@ impl Replica {
             seen: 0,
             timeline: 0,
             version: 0,
-            is_synced: false,
+            is_listed: false,
+            unread: BTreeSet::new(),
             shown: Services::new(),
             oldest: 0,
             gaps: Vec::new(),
@@ -174,6 +187,10 @@ impl Replica {
             epoch: 0,
             now: Instant::now(),
         }
+    }
+
+    fn is_synced(&self) -> bool {
+        self.is_listed && self.unread.is_empty()
     }
 
     fn pushed(&self) -> u64 {
@@ -190,16 +207,18 @@ impl Replica {
 
     /// Takes the next event of the server's watch. Returns the name of the object, unless all clients may be woken.
     fn follow(&mut self, server: &Server) -> Option<String> {
-        let logged = server.log.get(self.seen).filter(|_| self.is_synced)?;
+        let logged = server.log.get(self.seen).filter(|_| self.is_listed)?;
         self.seen += 1;
         let (update, name) = match logged {
             Logged::Applied(service) => {
                 self.version = version(service);
+                self.unread.remove(&key(service));
                 self.shown.insert(key(service), service.clone());
                 (Update::Applied(object(service)), Some(service.metadata.name.clone()))
             }
             Logged::Deleted(service) => {
                 self.version = version(service);
+                self.unread.remove(&key(service));
                 self.shown.remove(&key(service));
                 (Update::Deleted(object(service)), Some(service.metadata.name.clone()))
             }
@@ -209,6 +228,7 @@ impl Replica {
             }
             Logged::UnreadableDeleted(key, version) => {
                 self.version = *version;
+                self.unread.remove(key);
                 self.shown.remove(key);
                 (Update::DeletedUnreadable((*key.0).into(), (*key.1).into(), *version), None)
             }
@@ -218,7 +238,7 @@ impl Replica {
     }
 
     fn bookmark(&mut self, server: &Server) {
-        if self.is_synced && self.seen == server.log.len() {
+        if self.is_listed && self.seen == server.log.len() {
             self.version = server.data.version;
             self.apply(Update::Bookmark(self.version));
         }
@@ -240,7 +260,9 @@ impl Replica {
         let known = std::mem::replace(&mut self.version, server.data.version);
         let is_reset = self.apply(Update::ListDone(self.version));
         assert!(!is_reset || self.timeline != server.timeline, "the server's data has not gone back");
-        if is_reset || !self.is_synced {
+        if is_reset || !self.is_synced() {
+            let unread = server.data.unreadable.iter().filter(|key| !self.shown.contains_key(*key));
+            self.unread = unread.cloned().collect();
             self.forgotten = self.pushed();
             self.history.clear();
             self.gaps.clear();
@@ -249,7 +271,7 @@ impl Replica {
         } else {
             self.gaps.push((known, self.version));
         }
-        (self.seen, self.timeline, self.is_synced) = (server.log.len(), server.timeline, true);
+        (self.seen, self.timeline, self.is_listed) = (server.log.len(), server.timeline, true);
         let state = |(key, service): (&Key, &Service)| {
             if !server.data.unreadable.contains(key) {
                 return Some((key.clone(), service.clone()));
@@ -263,7 +285,7 @@ impl Replica {
     }
 
     fn forget(&mut self, number: u8, by_age: bool) {
-        for _ in 0..number {
+        for _ in 0..if self.is_synced() { number } else { 0 } {
             let (oldest, now) = (self.collection.oldest_event(), self.now);
             match oldest.filter(|_| by_age) {
                 Some(at) => self.collection.forget_older_than((now - at).saturating_sub(Duration::from_nanos(1)), now),
@@ -432,7 +454,7 @@ impl Client {
     /// Starts a watch, where the client was if possible.
     fn connect(&mut self, replicas: &[Replica], index: usize, who: u8, timeline: u64) {
         let replica = &replicas[index];
-        if self.active.is_some() || !replica.is_synced {
+        if self.active.is_some() || !replica.is_synced() {
             return;
         }
         if self.timeline != timeline {
@@ -625,7 +647,7 @@ impl World {
                 _ => self.server.write([a.wrapping_add(index), b, c.wrapping_add(index)]),
             }
         }
-        self.replicas.iter_mut().filter(|replica| replica.is_synced).for_each(|replica| replica.list(&self.server, 0));
+        self.replicas.iter_mut().filter(|replica| replica.is_listed).for_each(|replica| replica.list(&self.server, 0));
     }
 
     fn poll(&mut self, client: usize, events_max: usize) {
@@ -671,8 +693,9 @@ impl World {
 
     /// All catch up.
     fn finish(&mut self) {
+        self.server.mend();
         for (index, replica) in self.replicas.iter_mut().enumerate() {
-            if !replica.is_synced || index == 0 && self.server.data.version.is_multiple_of(3) {
+            if !replica.is_listed || index == 0 && self.server.data.version.is_multiple_of(3) {
                 replica.list(&self.server, 0);
             }
         }

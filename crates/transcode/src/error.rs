@@ -2,7 +2,7 @@
 
 use prost::DecodeError;
 
-/// Reason why an object has no JSON, with the path of the field, such as `Service.spec.ports[0].name`.
+/// Reason why an object cannot be transcoded, with the path of the field, such as `Service.spec.ports[0].name`.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {reason}")]
 pub struct TranscodeError {
@@ -10,7 +10,7 @@ pub struct TranscodeError {
     reason: Reason,
 }
 
-/// Reason why a field has no JSON.
+/// Reason why a field cannot be transcoded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Reason {
     #[error("{0}")]
@@ -25,6 +25,10 @@ pub(crate) enum Reason {
     NotJson,
     #[error("{0} is neither the type of a number nor that of a text")]
     NeitherIntNorString(u64),
+    #[error("{0} is the kind of another object")]
+    OtherKind(String),
+    #[error("{0} was expected")]
+    Expected(&'static str),
 }
 
 impl TranscodeError {

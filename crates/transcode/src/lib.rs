@@ -1,10 +1,11 @@
-//! Kubernetes objects from protobuf to JSON: v1 Service, discovery.k8s.io/v1 EndpointSlice and v1 Node, each with the
-//! JSON that kube-apiserver 1.36 sends for it, byte for byte.
+//! Kubernetes objects from protobuf to JSON and back: v1 Service, discovery.k8s.io/v1 EndpointSlice and v1 Node, each
+//! with the JSON that kube-apiserver 1.36 sends for it, byte for byte.
 //!
 //! The API server decodes an object into a Go struct and encodes the struct as JSON. The tables in `schema` have all
 //! fields of these structs, with the rule by which Go leaves a field out. A field that a table does not have is
 //! skipped. If a field that is no list occurs again, its last value counts.
 
+mod encoder;
 mod error;
 mod fields;
 mod leaf;
@@ -73,6 +74,20 @@ pub fn write_json(kind: Kind, protobuf: &[u8], with_type: bool, out: &mut Vec<u8
         out.truncate(length);
         error.within(kind.name())
     })
+}
+
+/// Protobuf of an object in JSON: without the fields that the tables do not have, and with those that are null left out.
+///
+/// # Errors
+/// When the JSON is no object, is of another kind, or has a field of another type than Kubernetes has.
+pub fn read_json(kind: Kind, json: &serde_json::Value) -> Result<Vec<u8>, TranscodeError> {
+    let mut protobuf = Vec::new();
+    let found = json.get("kind").and_then(serde_json::Value::as_str);
+    let encoded = match found {
+        Some(found) if found != kind.name() => Err(error::Reason::OtherKind(found.to_owned()).into()),
+        _ => encoder::encode_object(kind.schema(), json, &mut protobuf),
+    };
+    encoded.map(|()| protobuf).map_err(|error| error.within(kind.name()))
 }
 
 #[cfg(test)]

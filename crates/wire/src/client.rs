@@ -258,6 +258,19 @@ impl ApiClient {
         timeout(ALIVE_TIMEOUT, connection.ping()).await.unwrap_or(false)
     }
 
+    /// Turns to another server, or another address of the present one, if there is one that has not failed. Returns
+    /// whether there is.
+    pub async fn turn(&self) -> bool {
+        let mut session = self.session.lock().await;
+        let Some(current) = &session.current else { return false };
+        let (connection, index, now) = (current.connection.clone(), current.index, Instant::now());
+        let has_other = session.has_good_other(&connection, index, now);
+        if has_other {
+            session.fail(&connection, now);
+        }
+        has_other
+    }
+
     /// Waits until a new connection has served a request and lasts. One that does not last a moment shows nothing:
     /// pauses keep growing where each one breaks at once.
     async fn served(&self) {
@@ -592,12 +605,17 @@ impl Session {
     /// whether one may. A server that is only busy (429) is waited for if all others have failed, too.
     fn turn_from(&mut self, connection: &Arc<Connection>, code: StatusCode, now: Instant) -> bool {
         let Some(index) = self.index_of(connection) else { return true };
-        let is_good = |(other, health): (usize, &Health)| other != index && health.is_good(now);
-        let has_good = self.health.iter().enumerate().any(is_good) || self.has_other_address(connection, now);
+        let has_good = self.has_good_other(connection, index, now);
         if has_good || code != StatusCode::TOO_MANY_REQUESTS && self.health.len() > 1 {
             self.fail(connection, now);
         }
         has_good
+    }
+
+    /// Whether another server than the one with this index, or another address of the connection's, may serve.
+    fn has_good_other(&self, connection: &Connection, index: usize, now: Instant) -> bool {
+        let is_good = |(other, health): (usize, &Health)| other != index && health.is_good(now);
+        self.health.iter().enumerate().any(is_good) || self.has_other_address(connection, now)
     }
 
     /// Gives up a connection whose server cannot serve. The server counts as failed once its name has no other address

@@ -16,6 +16,8 @@ pub struct LastContact {
     contacts: Arc<Mutex<Contacts>>,
     /// Number of comparisons with the API server's objects that were asked for.
     comparisons: watch::Sender<u64>,
+    /// Changes when lists are wanted.
+    lists: watch::Sender<()>,
     /// Notified at each contact.
     contacted: watch::Sender<()>,
 }
@@ -45,6 +47,16 @@ impl LastContact {
     /// Receiver that changes with each call of [`Self::compare`] from now on.
     pub(super) fn comparisons(&self) -> watch::Receiver<u64> {
         self.comparisons.subscribe()
+    }
+
+    /// Has Services and EndpointSlices listed anew.
+    pub fn list_anew(&self) {
+        self.lists.send_replace(());
+    }
+
+    /// Receiver that changes with each call of [`Self::list_anew`] from now on.
+    pub(super) fn lists(&self) -> watch::Receiver<()> {
+        self.lists.subscribe()
     }
 
     /// Records a contact for this kind.

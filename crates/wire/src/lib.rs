@@ -52,7 +52,7 @@ pub use last_contact::LastContact;
 pub use look_up::{service_named, service_with_cluster_ip};
 pub use resources::WatchedResource;
 pub use selectors::{FieldSelector, Selectors};
-pub use source::{Subscriber, follow_resource};
+pub use source::{Subscriber, Wanted, follow_resource};
 pub use transport::{Body, BoxError, Link, Received, Transport};
 pub use watch::{ENDPOINT_SLICES, SERVICES, watch};
 pub use watch_event::WatchEvent;

@@ -11,8 +11,6 @@ pub trait WatchedResource: Object + Send + 'static {
     const RESOURCE: ResourceKind;
     /// Features that are lost without this resource, if it is optional; `None` if the agent cannot do without it.
     const LOST_WITHOUT: Option<&'static str> = None;
-    /// Objects can be decoded from JSON, too, which a server without protobuf is asked for.
-    const HAS_JSON: bool = true;
 }
 
 /// Resource that the agent's store keeps.

@@ -61,10 +61,19 @@ pub trait Subscriber<K>: Send {
         ready(false)
     }
 
-    /// Waits until a bookmark is wanted soon. Dropped and called again at will.
-    fn bookmark_wanted(&mut self) -> impl Future<Output = ()> + Send {
+    /// Waits until something is wanted of the server soon. Dropped and called again at will.
+    fn wanted(&mut self) -> impl Future<Output = Wanted> + Send {
         pending()
     }
+}
+
+/// Response that a subscriber wants soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// A bookmark.
+    Bookmark,
+    /// A list.
+    List,
 }
 
 /// Follows a resource for ever.
@@ -129,13 +138,13 @@ impl<'a, T: Transport> Requester<'a, T> {
     }
 
     /// Sends a request. If the server, or a proxy in front of it, refuses protobuf, JSON alone is asked for from then
-    /// on, if the objects can be decoded from it.
-    async fn send<K: WatchedResource>(&self, request: &Request) -> Result<Response, ApiError> {
+    /// on.
+    async fn send(&self, request: &Request) -> Result<Response, ApiError> {
         let zstd = self.accepts_zstd.load(Ordering::Relaxed);
         let get = |protobuf| Response::get(self.transport, request, Accepted { protobuf, zstd });
         let accepts_protobuf = self.accepts_protobuf.load(Ordering::Relaxed);
         match get(accepts_protobuf).await {
-            Err(ApiError::Refused(status)) if K::HAS_JSON && accepts_protobuf && matches!(status.code, 406 | 415) => {
+            Err(ApiError::Refused(status)) if accepts_protobuf && matches!(status.code, 406 | 415) => {
                 if self.accepts_protobuf.swap(false, Ordering::Relaxed) {
                     let server = self.transport.server();
                     tracing::info!("the API server at {server} does not send protobuf: asking for JSON");
@@ -165,7 +174,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
     async fn request(&mut self, request: Request) -> Result<View, ApiError> {
         // An unfinished response is dropped first, which ends it.
         self.reader = None;
-        let response = self.requester.send::<K>(&request).await;
+        let response = self.requester.send(&request).await;
         let response = self.requester.report_silence(response).await;
         self.is_broken |= response.is_err();
         let response = response?;
@@ -187,12 +196,15 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
                 has_ended = is_watch && matches!(input, Ok(Input::Ended(_)));
                 self.requester.report_silence(input).await
             }
+            wanted = self.subscriber.wanted(), if is_watch => match wanted {
+                Wanted::Bookmark => {
+                    self.wants_bookmark = true;
+                    Ok(Input::Ended(ListMetadata::default()))
+                }
+                Wanted::List => Ok(Input::ListWanted),
+            },
             // A watch moves to a better connection. A list that is under way ends where it is.
             () = link.superseded(), if is_watch => Ok(Input::Ended(ListMetadata::default())),
-            () = self.subscriber.bookmark_wanted(), if is_watch => {
-                self.wants_bookmark = true;
-                Ok(Input::Ended(ListMetadata::default()))
-            }
         };
         if has_ended && self.subscriber.end_watch().await {
             input = Ok(Input::Unconfirmed);

@@ -20,6 +20,8 @@ pub(super) enum Input<K> {
     Ended(ListMetadata),
     /// A watch that was resumed has shown nothing for too long.
     Unconfirmed,
+    /// The subscriber wants a list.
+    ListWanted,
     /// The request or its response has failed.
     Failed(ApiError),
 }

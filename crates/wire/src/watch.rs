@@ -21,7 +21,7 @@ use super::{
     last_contact::LastContact,
     resources::StoredResource,
     selectors::{FieldSelector, Selectors},
-    source::{BOOKMARK_WATCH_TIME, Requester, Subscriber},
+    source::{BOOKMARK_WATCH_TIME, Requester, Subscriber, Wanted},
     transport::Transport,
     watch_event::WatchEvent,
 };
@@ -72,6 +72,8 @@ struct StoreSubscriber<'a> {
     list_done: &'a Notify,
     /// Changes when a comparison with the server is wanted.
     comparisons: Receiver<u64>,
+    /// Changes when a list is wanted.
+    lists: Receiver<()>,
     comparison: Comparison,
     /// Number of the comparison, or of the last one.
     number: u64,
@@ -118,9 +120,9 @@ const COMPARISON_MIN: Duration = BOOKMARK_WATCH_TIME.saturating_sub(Duration::fr
 
 impl<'a> StoreSubscriber<'a> {
     fn new(last_contact: &'a LastContact, events: &'a mpsc::Sender<Vec<Event>>, list_done: &'a Notify) -> Self {
-        let comparisons = last_contact.comparisons();
+        let (comparisons, lists) = (last_contact.comparisons(), last_contact.lists());
         let (comparison, number, version) = (Comparison::Idle, 0, String::new());
-        Self { last_contact, events, list_done, comparisons, comparison, number, version }
+        Self { last_contact, events, list_done, comparisons, lists, comparison, number, version }
     }
 }
 
@@ -190,15 +192,21 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
         }
     }
 
-    async fn bookmark_wanted(&mut self) {
-        // The sender lives as long as `last_contact`.
+    async fn wanted(&mut self) -> Wanted {
         if self.comparison != Comparison::Wanted {
-            if self.comparisons.changed().await.is_err() {
-                pending::<()>().await;
+            // The senders live as long as `last_contact`.
+            let is_list = tokio::select! {
+                Ok(()) = self.lists.changed(), if K::LOST_WITHOUT.is_none() => true,
+                Ok(()) = self.comparisons.changed() => false,
+                else => pending().await,
+            };
+            if is_list {
+                return Wanted::List;
             }
             self.number = *self.comparisons.borrow_and_update();
         }
         self.comparison = Comparison::Requested;
+        Wanted::Bookmark
     }
 }
 
@@ -214,7 +222,7 @@ mod tests {
 
     /// Whether the subscriber wants a watch for its bookmark now.
     async fn wants_bookmark(subscriber: &mut StoreSubscriber<'_>) -> bool {
-        timeout(Duration::from_millis(1), Subscriber::<Of>::bookmark_wanted(subscriber)).await.is_ok()
+        timeout(Duration::from_millis(1), Subscriber::<Of>::wanted(subscriber)).await == Ok(Wanted::Bookmark)
     }
 
     #[tokio::test(start_paused = true)]
@@ -305,6 +313,21 @@ mod tests {
             assert!(matches!(compared.as_deref(), Ok([Event::Compared(_, of)]) if *of == number), "{compared:?}");
             assert_eq!(wants_bookmark(&mut subscriber).await, number == first);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn services_and_slices_are_listed_anew_when_lists_are_wanted() {
+        let (last_contact, list_done) = (LastContact::default(), Notify::new());
+        let (sender, _events) = mpsc::channel(4);
+        let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
+        last_contact.list_anew();
+        assert_eq!(Subscriber::<Of>::wanted(&mut subscriber).await, Wanted::List);
+        assert!(!wants_bookmark(&mut subscriber).await);
+        last_contact.list_anew();
+        let of_node = timeout(Duration::from_secs(1), Subscriber::<Node>::wanted(&mut subscriber));
+        assert!(of_node.await.is_err());
+        last_contact.compare();
+        assert_eq!(Subscriber::<Node>::wanted(&mut subscriber).await, Wanted::Bookmark);
     }
 
     #[tokio::test(start_paused = true)]

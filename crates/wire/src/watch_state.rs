@@ -131,6 +131,10 @@ impl WatchState {
             let pause = history.expired.next() + history.spread();
             return (self, Output { log: Some(log), event: None, next: Next::request_after(pause) });
         }
+        if matches!(input, Input::ListWanted) {
+            // Another server may have other versions.
+            return (Self::new(), Output { log: None, event: None, next: Next::Request });
+        }
         let output = match self.advance(input, history) {
             Ok((event, next)) => {
                 let log = warn_if_not_found(event.as_ref(), collection, history);
@@ -292,7 +296,7 @@ fn advance_list<K: WatchedResource>(
         // A list has items only.
         Input::Received(Message::Deleted(_) | Message::Bookmark(_)) => return Err(ApiError::Incomplete),
         Input::Ended(metadata) => return Ok(ListProgress::Complete(metadata.resource_version)),
-        Input::Unconfirmed => return Err(ApiError::Incomplete),
+        Input::Unconfirmed | Input::ListWanted => return Err(ApiError::Incomplete),
     }))
 }
 
@@ -326,7 +330,7 @@ fn advance_watch<K: WatchedResource>(
             *version = required_version(now)?;
             WatchEvent::Bookmark(version.clone())
         }
-        Input::Ended(_) | Input::Unconfirmed => return Ok((None, Next::Request)),
+        Input::Ended(_) | Input::Unconfirmed | Input::ListWanted => return Ok((None, Next::Request)),
     };
     history.confirmation.confirm();
     Ok((Some(event), Next::Read))

@@ -6,13 +6,14 @@ use cproxy_tests::{
     api::{Api, Reply},
     audit::{AuditLog, AuditedRequest},
     control_plane::{ADDRESS, PORT, SECOND_PORT},
+    manifest::http_service,
     process::{Signal, eventually},
     relay::Relay,
     relay_server::{RelayServer, RunningRelay},
     sandbox::Sandbox,
     usage::Memory,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     client::{Client, Watching},
@@ -193,4 +194,67 @@ fn a_server_that_sends_garbage_keeps_the_relay_unready_and_small() {
     assert!(!list.header("retry-after").is_empty());
     assert!(Memory::of(relay.pid()).peak < RESIDENT_MAX, "{:?}", Memory::of(relay.pid()));
     assert!(relay.log().contains("WARN"), "{}", relay.log());
+}
+
+/// Lists and watches in JSON, as a proxy that does not know protobuf answers, or a server that is not asked for it.
+fn in_json(target: &str, objects: &[Value]) -> Reply {
+    if target.contains("watch=true") {
+        return Reply::chunks([]).open();
+    }
+    let kind = ["Service", "EndpointSlice", "Node"].into_iter().find(|kind| {
+        let plural = format!("/{}s?", kind.to_lowercase());
+        target.contains(&plural)
+    });
+    let items = objects.iter().filter(|object| object["kind"].as_str() == kind).collect::<Vec<_>>();
+    Reply::text(json!({"kind": "List", "metadata": {"resourceVersion": "7"}, "items": items}).to_string())
+}
+
+fn versioned([mut service, mut slice]: [Value; 2]) -> [Value; 2] {
+    for object in [&mut service, &mut slice] {
+        object["metadata"]["resourceVersion"] = "5".into();
+        object["metadata"]["annotations"] = json!({"team": "a"});
+    }
+    [service, slice]
+}
+
+#[test]
+fn a_server_that_sends_json_is_served_like_any_other() {
+    let sandbox = Sandbox::for_test();
+    let objects = versioned(http_service("web", "10.96.0.10", ["10.244.0.1"]));
+    let served = objects.clone();
+    let api = Api::serve(&sandbox, move |target| in_json(target, &served));
+    let relay = relay_of(&sandbox, &api);
+    let client = Client::new(&sandbox, format!("http://{RELAY}"));
+    eventually(PATIENCE, "the relay is ready", || match client.get("/readyz") {
+        ready if ready.code == 200 => Ok(()),
+        ready => Err(ready.text()),
+    });
+    for (path, object) in [SERVICES, SLICES].into_iter().zip(objects) {
+        let list = client.json(path);
+        let found = &list["items"][0];
+        assert_eq!((&found["spec"]["ports"], &found["endpoints"][0]["addresses"]), {
+            (&object["spec"]["ports"], &object["endpoints"][0]["addresses"])
+        });
+        assert_eq!(found["metadata"]["annotations"], Value::Null, "{found}");
+    }
+    assert_eq!(relay.metric("cproxy_relay_unreadable_objects_total{resource=\"services\"}"), 0.0);
+}
+
+#[test]
+fn a_list_without_an_object_that_cannot_be_read_is_not_complete() {
+    let sandbox = Sandbox::for_test();
+    let [service, slice] = versioned(http_service("web", "10.96.0.10", ["10.244.0.1"]));
+    let mut broken = service.clone();
+    broken["metadata"]["name"] = "broken".into();
+    broken["spec"]["ports"] = "many".into();
+    let api = Api::serve(&sandbox, move |target| in_json(target, &[service.clone(), broken.clone(), slice.clone()]));
+    let relay = relay_of(&sandbox, &api);
+    let client = Client::new(&sandbox, format!("http://{RELAY}"));
+    eventually(PATIENCE, "the relay says what it lacks", || match client.get("/readyz").text() {
+        text if text.contains("not ready: not listed yet: services (default/broken cannot be read)\n") => Ok(()),
+        text => Err(text),
+    });
+    assert_eq!((client.get("/readyz").code, client.get(SERVICES).code, client.get(SLICES).code), (503, 503, 200));
+    let log = relay.log();
+    assert!(log.contains("Service default/broken: Service.spec.ports: a list was expected; its last state"), "{log}");
 }

@@ -702,6 +702,18 @@ fn lost(before: &BTreeMap<Frontend, Seen>, after: &BTreeMap<Frontend, Seen>) -> 
     lost
 }
 
+/// Checks the loss that a store would bring. A frontend that two Services claim may count as kept for one of them.
+fn assert_loss(table: &TablePlanner, kernel: &BTreeMap<Frontend, Seen>, store: &Store) {
+    let forwards = |(members, _): &Seen| members.eligible != 0;
+    let (after, serving) = (naive(store), kernel.iter().filter(|(_, seen)| forwards(seen)));
+    let lost = serving.clone().filter(|(frontend, _)| !after.get(frontend).is_some_and(forwards)).count();
+    let loss = table.loss(store, &BTreeSet::new());
+    assert_eq!(loss.serving, serving.clone().count());
+    assert!(if conflicts(store) == 0 { loss.lost == lost } else { loss.lost <= lost }, "{loss:?} and {lost}");
+    let own = serving.map(|(frontend, _)| *frontend).collect();
+    assert_eq!(table.loss(store, &own), Loss::default());
+}
+
 /// Plays a history on a table with these limits, and checks the kernel against the store.
 fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &TablePlanner)) {
     let (mut cluster, mut kernel) = (Cluster::default(), Kernel::default());
@@ -719,6 +731,7 @@ fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &TablePl
         kernel.expect(&seen);
         let dirty = seen.take_dirty();
         let before = kernel.table();
+        assert_loss(&table, &before, &seen);
         kernel.run(&if is_restart { table.sync(&seen) } else { table.update(&seen, dirty) });
         let lost = lost(&before, &kernel.table());
         let retired = table.take_retired();
@@ -1071,6 +1084,29 @@ fn sets_that_share_backends_are_parted_at_the_start() {
             kernel.apply_all(&table.update(&store, dirty));
             assert_eq!(kernel.table(), naive(&store), "after change {change}");
         }
+    }
+}
+
+#[test]
+fn most_of_a_table_is_more_than_half_of_what_serves() {
+    let is_most = |serving, lost| Loss { serving, lost }.is_most();
+    assert_eq!(
+        [(0, 0), (1, 1), (2, 1), (3, 1), (3, 2), (4, 2), (4, 3)].map(|(serving, lost)| is_most(serving, lost)),
+        [false, true, false, false, true, false, true]
+    );
+    // A new agent compares with what the last one has left.
+    let (cluster, _, kernel) = two_services();
+    let table = TablePlanner::new(GROWING, kernel.read_back());
+    let empty = |kind| {
+        let events =
+            cluster.lists().into_iter().filter(move |event| is_bracket(event) || event.changed_kind() != Some(kind));
+        table.loss(&store(events.collect()), &BTreeSet::new())
+    };
+    let serving = kernel.table().values().filter(|(members, _)| members.eligible != 0).count();
+    assert!(serving > 1);
+    assert_eq!(empty(ResourceKind::Nodes), Loss { serving, lost: 0 });
+    for kind in [ResourceKind::Services, ResourceKind::EndpointSlices] {
+        assert_eq!(empty(kind), Loss { serving, lost: serving }, "{kind:?}");
     }
 }
 

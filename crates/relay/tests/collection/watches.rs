@@ -189,6 +189,39 @@ fn no_object_of_lost_data_is_newer_than_the_list_that_has_it() {
 }
 
 #[test]
+fn a_first_list_is_complete_once_each_of_its_objects_was_read_or_deleted() {
+    let unreadable = |name: &str| Update::ListedUnreadable("x".into(), name.into());
+    let ends: [(&str, Vec<Update>); 3] = [
+        ("changes", vec![Update::Applied(service("b", 6, "a")), Update::Deleted(service("c", 7, "a"))]),
+        (
+            "deletions",
+            vec![
+                Update::DeletedUnreadable("x".into(), "b".into(), 6),
+                Update::DeletedUnreadable("x".into(), "c".into(), 7),
+            ],
+        ),
+        (
+            "another list",
+            vec![Update::ListStarted, unreadable("a"), Update::Listed(service("b", 6, "a")), Update::ListDone(7)],
+        ),
+    ];
+    for (name, end) in ends {
+        let collection = Arc::new(Collection::new(ResourceKind::Services));
+        apply(&collection, [Update::ListStarted, Update::Listed(service("a", 2, "a"))]);
+        apply(&collection, [unreadable("b"), unreadable("c"), Update::ListDone(5)]);
+        assert_eq!(collection.unread(), Some((2, "x/b".to_owned())), "{name}");
+        assert!(collection.snapshot().is_none() && collection.position().is_none(), "{name}");
+        apply(&collection, end);
+        assert_eq!((collection.unread(), collection.position().map(|position| position.version)), (None, Some(7)));
+        assert!(collection.get("x", "a").is_some(), "{name}: its last state stays");
+    }
+    // Later, clients lose nothing for lack of an object that none has.
+    let collection = listed([service("a", 2, "a")], 5);
+    apply(&collection, [Update::ListStarted, unreadable("a"), unreadable("b"), Update::ListDone(8)]);
+    assert!(collection.position().is_some_and(|position| position.objects == 1 && position.version == 8));
+}
+
+#[test]
 fn a_client_that_resumes_gets_a_bookmark_at_once_if_it_wants_any() {
     let collection = listed([service("a", 2, "x")], 3);
     apply(&collection, [Update::Bookmark(5)]);

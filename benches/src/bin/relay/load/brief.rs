@@ -97,7 +97,6 @@ impl<K: Object + 'static> Object for Brief<K> {
 impl<K: WatchedResource> WatchedResource for Brief<K> {
     const RESOURCE: ResourceKind = K::RESOURCE;
     const LOST_WITHOUT: Option<&'static str> = K::LOST_WITHOUT;
-    const HAS_JSON: bool = false;
 }
 
 #[cfg(test)]
