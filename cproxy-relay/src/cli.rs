@@ -74,6 +74,10 @@ struct Settings {
         default_value = "token-review"
     )]
     authentication: Authentication,
+    /// Audiences, one of which each token must be for; several separated by commas; default: those of the API server
+    #[arg(long, env = "CPROXY_RELAY_TOKEN_AUDIENCES", hide_env = true, value_name = "AUDIENCE", num_args = 1..,
+          value_delimiter = ',')]
+    token_audiences: Vec<String>,
     /// File with the views of clients; default: each sees everything
     #[arg(long, env = "CPROXY_RELAY_VIEWS", hide_env = true, value_name = "FILE")]
     views: Option<PathBuf>,
@@ -126,6 +130,7 @@ impl Settings {
             listen: self.listen.clone(),
             tls,
             authentication: self.authentication,
+            token_audiences: self.token_audiences.clone(),
             views: self.views.clone(),
             history_bytes: 64 << 20,
             connections_max: 0,

@@ -27,6 +27,8 @@ pub(crate) struct Config {
     pub(crate) listen: Vec<ListenAddress>,
     pub(crate) tls: Option<TlsFiles>,
     pub(crate) authentication: Authentication,
+    /// Audiences of tokens; empty: those of the API server.
+    pub(crate) token_audiences: Vec<String>,
     pub(crate) views: Option<PathBuf>,
     pub(crate) history_bytes: usize,
     pub(crate) connections_max: usize,
@@ -51,6 +53,12 @@ pub(crate) enum ConfigError {
     /// Everybody could connect.
     #[error("--listen {0}: --authentication none is for loopback, unix and vsock only")]
     Open(ListenAddress),
+    /// No token is reviewed.
+    #[error("--token-audiences is for --authentication token-review")]
+    AudiencesWithoutReviews,
+    /// An audience is empty.
+    #[error("--token-audiences has an empty audience: leave it out")]
+    EmptyAudience,
     /// Two listeners have one address.
     #[error("--listen {0}: the address is there twice: leave one out")]
     Twice(ListenAddress),
@@ -96,6 +104,12 @@ impl Config {
             {
                 return Err(ConfigError::MetricsAndListener(metrics));
             }
+        }
+        if self.authentication == Authentication::None && !self.token_audiences.is_empty() {
+            return Err(ConfigError::AudiencesWithoutReviews);
+        }
+        if self.token_audiences.iter().any(String::is_empty) {
+            return Err(ConfigError::EmptyAudience);
         }
         for address in self.listen.iter().filter(|address| !address.is_local()) {
             if self.tls.is_none() {

@@ -8,8 +8,11 @@ use std::{
     time::Duration,
 };
 
-use crate::{body::EndReason, handler::respond, jitter::jitter, relay::Relay, throttle::Throttled};
-use cproxy_access::Peer;
+use crate::{
+    body::EndReason, handler::respond, jitter::jitter, places::Place, relay::Relay, request_limit::RequestLimit,
+    throttle::Throttled,
+};
+use cproxy_access::{Lease, Leases, Peer};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -46,9 +49,6 @@ const HEAD_BYTES_MAX: u32 = 16 << 10;
 const SEND_BYTES_MAX: usize = 32 << 10;
 /// Requests of one client at once. client-go has all its watches on one connection.
 const STREAMS_MAX: u32 = 16;
-/// Requests of one client that pass at once, and the time after which one more does.
-const REQUESTS_BURST: u32 = 200;
-const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes of request bodies, which are not read.
 const RECEIVE_WINDOW_BYTES: u32 = 16 << 10;
 const RECEIVE_WINDOW_OF_ALL_BYTES: u32 = 64 << 10;
@@ -56,8 +56,8 @@ const RECEIVE_WINDOW_OF_ALL_BYTES: u32 = 64 << 10;
 /// Client's connection, as its requests see it.
 pub(crate) struct Connection {
     peer: Peer,
-    /// There are too many connections: each request is answered with 429.
-    is_surplus: bool,
+    place: Place,
+    requests: RequestLimit,
     /// Reason for which the client has to move, once it has to.
     moving: watch::Sender<Option<EndReason>>,
     activity: Mutex<Activity>,
@@ -70,8 +70,8 @@ struct Activity {
     idle_since: Instant,
     /// The client has asked for objects that it may see.
     has_requested: bool,
-    /// Time at which the next request would be due if there were no burst.
-    request_due: Instant,
+    /// Token that the client has shown last.
+    lease: Option<Arc<Lease>>,
     /// Begin of each list.
     lists: BTreeMap<u64, Instant>,
     lists_begun: u64,
@@ -84,24 +84,30 @@ pub(crate) struct Guard {
 }
 
 impl Connection {
-    fn new(peer: Peer, is_surplus: bool) -> Self {
+    fn new(peer: Peer, place: Place) -> Self {
         let activity = Activity {
             responses: 0,
             idle_since: Instant::now(),
             has_requested: false,
-            request_due: Instant::now(),
+            lease: None,
             lists: BTreeMap::new(),
             lists_begun: 0,
         };
-        Self { peer, is_surplus, moving: watch::Sender::new(None), activity: Mutex::new(activity) }
+        Self {
+            peer,
+            place,
+            requests: RequestLimit::new(1),
+            moving: watch::Sender::new(None),
+            activity: Mutex::new(activity),
+        }
     }
 
     pub(crate) fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    pub(crate) fn is_surplus(&self) -> bool {
-        self.is_surplus
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Waits until the client has to move.
@@ -117,15 +123,10 @@ impl Connection {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request that costs as much as some others. Returns false if there were too many.
+    /// Counts a request that costs as much as some others. Returns false if there were too many on this connection, or of
+    /// its client.
     pub(crate) fn admits_request(&self, cost: u32) -> bool {
-        let (mut activity, now) = (self.activity(), Instant::now());
-        let due = activity.request_due.max(now);
-        let is_admitted = due.saturating_duration_since(now) < REQUEST_INTERVAL * REQUESTS_BURST;
-        if is_admitted {
-            activity.request_due = due + REQUEST_INTERVAL * cost;
-        }
-        is_admitted
+        self.requests.admits(cost) && self.place.admits_request(cost)
     }
 
     /// Begins a response without a bound on its time. By itself it does not keep the connection: anybody may ask for
@@ -142,6 +143,14 @@ impl Connection {
         activity.idle_since = Instant::now();
     }
 
+    /// Remembers the token of a client that was accepted with this header.
+    pub(crate) fn remember_token(&self, authorization: &[u8], leases: &Leases) {
+        let mut activity = self.activity();
+        if !activity.lease.as_ref().is_some_and(|lease| lease.is_of(authorization)) {
+            activity.lease = leases.get(authorization, self.peer.address());
+        }
+    }
+
     /// Begins a list, which has to be read in time.
     pub(crate) fn begin_list(self: &Arc<Self>) -> Guard {
         let mut guard = self.begin();
@@ -154,18 +163,24 @@ impl Connection {
     }
 
     /// Reason to cut the connection, if there is one.
-    fn fault(&self, now: Instant) -> Option<&'static str> {
+    fn fault(&self, now: Instant) -> Option<String> {
         let activity = self.activity();
+        if let Some(end) = activity.lease.as_ref().and_then(|lease| lease.end()) {
+            return Some(end.to_owned());
+        }
+        if self.peer.has_expired() {
+            return Some("its certificate has expired".to_owned());
+        }
         let is_slow = |begin: &Instant| now.saturating_duration_since(*begin) > LIST_TIME_MAX;
         if activity.lists.values().any(is_slow) {
-            return Some("it reads a list too slowly");
+            return Some("it reads a list too slowly".to_owned());
         }
         let (bound, fault) = match activity.has_requested {
             true => (IDLE_TIME_MAX, "it is idle"),
             false => (HEAD_TIME_MAX, "it asks for no objects"),
         };
         let is_idle = activity.responses == 0 && now.saturating_duration_since(activity.idle_since) > bound;
-        is_idle.then_some(fault)
+        is_idle.then(|| fault.to_owned())
     }
 }
 
@@ -215,9 +230,9 @@ pub(crate) fn serve(
     relay: Arc<Relay>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     peer: Peer,
-    is_surplus: bool,
+    place: Place,
 ) -> impl Future<Output = ()> + Send {
-    let connection = Arc::new(Connection::new(peer, is_surplus));
+    let connection = Arc::new(Connection::new(peer, place));
     let service = {
         let (relay, connection) = (relay.clone(), connection.clone());
         service_fn(move |request: http::Request<Incoming>| {
@@ -232,7 +247,7 @@ pub(crate) fn serve(
     let mut http = Box::pin(HTTP.serve_connection(TokioIo::new(Throttled::new(stream)), service));
     async move {
         let mut checks = interval(CHECK_INTERVAL);
-        let mut must_move = pin!(must_move(&relay, is_surplus));
+        let mut must_move = pin!(must_move(&relay));
         let reason = loop {
             tokio::select! {
                 end = http.as_mut() => {
@@ -246,6 +261,7 @@ pub(crate) fn serve(
                         relay.metrics.connections_cut.add(1);
                         tracing::debug!("{} is cut: {fault}", connection.peer.address());
                         http.as_mut().graceful_shutdown();
+                        connection.moving.send_replace(Some(EndReason::Time));
                         timeout(CUT_TIME_MAX, http).await.ok();
                         return;
                     }
@@ -262,12 +278,7 @@ pub(crate) fn serve(
 
 /// Waits until the client of a connection has to move: because of its age, because the views have changed, or because
 /// the relay stops.
-async fn must_move(relay: &Relay, is_surplus: bool) -> EndReason {
-    if is_surplus {
-        // Long enough for an answer.
-        sleep(HEAD_TIME_MAX).await;
-        return EndReason::Time;
-    }
+async fn must_move(relay: &Relay) -> EndReason {
     tokio::select! {
         () = sleep(AGE + jitter(AGE)) => EndReason::Time,
         () = relay.views_changed.notified() => {
@@ -286,26 +297,12 @@ mod tests {
     use cproxy_access::PeerAddress;
 
     use super::*;
+    use crate::places::Places;
 
     fn connection() -> Arc<Connection> {
         let peer = PeerAddress::Vsock { cid: 3 };
-        Arc::new(Connection::new(Peer::new(peer, None), false))
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn requests_pass_up_to_a_burst_and_then_at_a_rate_by_their_cost() {
-        let connection = connection();
-        let admitted = |cost| (0..1_000).take_while(|_| connection.admits_request(cost)).count();
-        assert_eq!(admitted(1), REQUESTS_BURST as usize);
-        tokio::time::advance(REQUEST_INTERVAL * 20).await;
-        assert_eq!(admitted(10), 2);
-        // A request that costs more than the whole burst passes, too, and all others wait for it.
-        tokio::time::advance(REQUEST_INTERVAL * REQUESTS_BURST).await;
-        assert_eq!(admitted(2 * REQUESTS_BURST), 1);
-        tokio::time::advance(REQUEST_INTERVAL * REQUESTS_BURST).await;
-        assert_eq!(admitted(1), 0);
-        tokio::time::advance(REQUEST_INTERVAL).await;
-        assert_eq!(admitted(1), 1);
+        let (place, _) = Places::new(1).enter(&peer);
+        Arc::new(Connection::new(Peer::new(peer, None), place))
     }
 
     #[tokio::test(start_paused = true)]
@@ -318,13 +315,13 @@ mod tests {
         // A request for the health does not prolong it.
         tokio::time::advance(HEAD_TIME_MAX / 2).await;
         drop(connection.begin());
-        assert_eq!(fault_after(HEAD_TIME_MAX / 2 + moment), Some("it asks for no objects"));
+        assert_eq!(fault_after(HEAD_TIME_MAX / 2 + moment), Some("it asks for no objects".to_owned()));
         connection.accept_client();
         let watch = connection.begin();
         assert_eq!(fault_after(IDLE_TIME_MAX * 100), None);
         drop(watch);
         assert_eq!(fault_after(IDLE_TIME_MAX), None);
-        assert_eq!(fault_after(IDLE_TIME_MAX + moment), Some("it is idle"));
+        assert_eq!(fault_after(IDLE_TIME_MAX + moment), Some("it is idle".to_owned()));
     }
 
     #[tokio::test(start_paused = true)]
@@ -333,7 +330,7 @@ mod tests {
         connection.accept_client();
         let mut list = connection.begin_list();
         let late = || connection.fault(Instant::now() + LIST_TIME_MAX + Duration::from_millis(1));
-        assert_eq!(late(), Some("it reads a list too slowly"));
+        assert_eq!(late().as_deref(), Some("it reads a list too slowly"));
         list.end_list();
         assert_eq!(late(), None);
     }

@@ -31,7 +31,8 @@ use crate::{listener::Listener, relay::Relay};
 /// Interval at which it is looked for sockets of new VMs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sockets of one pattern. Somebody may make many of them in a directory of his own.
+/// Sockets of one pattern. Somebody may make many of them in a directory of his own: of more, each directory below the
+/// first `*` has a share.
 const SOCKETS_MAX: usize = 8_192;
 
 /// Pattern of sockets `UDS_PATH_PORT`, in which `*` stands for any characters of one name.
@@ -48,6 +49,8 @@ pub(crate) struct GuestSockets {
 pub(crate) struct Found {
     /// By path.
     pub(crate) vm_sockets: BTreeMap<PathBuf, VmSocket>,
+    /// Those that have no room.
+    surplus: HashSet<PathBuf>,
     /// Those that no view could match, since their paths are not UTF-8.
     unnamed: HashSet<PathBuf>,
     /// Problem with the search.
@@ -131,6 +134,30 @@ impl GuestSockets {
         found
     }
 
+    /// Leaves at most this many sockets: of each directory below the first `*` as many, or all that it has.
+    fn share(&self, found: &mut Found, sockets_max: usize) {
+        if found.vm_sockets.len() <= sockets_max {
+            return;
+        }
+        found.problem = Some(format!("more than {sockets_max} VMs match {}", self.path().display()));
+        let mut counts = HashMap::<OsString, usize>::new();
+        let mut ranked: Vec<_> = found
+            .vm_sockets
+            .keys()
+            .cloned()
+            .map(|path| {
+                let below = path.strip_prefix(&self.top).ok().and_then(|path| path.components().next());
+                let count =
+                    counts.entry(below.map(|name| name.as_os_str().to_owned()).unwrap_or_default()).or_default();
+                *count += 1;
+                (*count, path)
+            })
+            .collect();
+        ranked.sort();
+        found.surplus = ranked.split_off(sockets_max).into_iter().map(|(_, path)| path).collect();
+        found.vm_sockets.retain(|path, _| !found.surplus.contains(path));
+    }
+
     /// Files of a directory whose names match. VMs come and go, so it may be missing.
     fn matching(&self, directory: &Path, name: &str) -> io::Result<Vec<PathBuf>> {
         let pattern = Pattern::try_from(name.to_owned()).map_err(io::Error::other)?;
@@ -184,9 +211,9 @@ impl GuestSockets {
                 (sockets.find(), gone)
             };
             let Ok((mut found, gone)) = spawn_blocking(look).await else { continue };
-            if found.vm_sockets.len() > SOCKETS_MAX {
-                found.problem = Some(format!("more than {SOCKETS_MAX} VMs match {}", self.path().display()));
-            }
+            // A VM that was not found is there until it is known that it has gone.
+            let is_complete = found.problem.is_none();
+            self.share(&mut found, SOCKETS_MAX);
             if let Some(text) = found.problem.as_ref().filter(|_| found.problem != problem) {
                 tracing::warn!("{text}");
             }
@@ -195,14 +222,12 @@ impl GuestSockets {
                 tracing::warn!("{path:?} is not served: its path is not UTF-8; rename it");
             }
             unnamed = found.unnamed;
-            // A VM that was not found is there until it is known that it has gone.
-            let is_complete = problem.is_none();
             let mut closing = HashSet::new();
             // Another VM may have taken the place of one that has ended.
             serving.retain(|path, serving| {
                 let vm_socket = found.vm_sockets.get(path);
                 let is_same = vm_socket.map_or(!is_complete, |vm_socket| *vm_socket == serving.vm_socket);
-                let is_there = is_same && !gone.contains(path);
+                let is_there = is_same && !gone.contains(path) && !found.surplus.contains(path);
                 if !is_there {
                     serving.task.abort();
                     closing.insert(path.clone());
@@ -311,6 +336,22 @@ mod tests {
         assert_eq!(found.vm_sockets.into_keys().collect::<HashSet<_>>(), HashSet::from(named));
         assert_eq!((found.unnamed, found.problem), (HashSet::from([unnamed]), None));
         fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn one_directory_takes_no_room_from_others() {
+        let sockets = GuestSockets::parse("/run/vm/*/*.sock_6443").unwrap();
+        let vm_socket = VmSocket { identity: (0, 0), user: 0 };
+        let many = (0..100).map(|number| format!("/run/vm/a/{number:03}.sock"));
+        let others = ["/run/vm/b/x.sock", "/run/vm/b/y.sock", "/run/vm/c/x.sock"].map(str::to_owned);
+        let vm_sockets = many.chain(others.clone()).map(|path| (path.into(), vm_socket)).collect();
+        let mut found = Found { vm_sockets, ..Found::default() };
+        sockets.share(&mut found, 103);
+        assert_eq!((found.vm_sockets.len(), found.surplus.len(), &found.problem), (103, 0, &None));
+        sockets.share(&mut found, 10);
+        assert!(found.problem.is_some());
+        assert!(others.iter().all(|path| found.vm_sockets.contains_key(Path::new(path))));
+        assert_eq!((found.vm_sockets.len(), found.surplus.len()), (10, 93));
     }
 
     #[test]

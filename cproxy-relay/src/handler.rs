@@ -1,9 +1,15 @@
 //! Responses to requests.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use bytes::Bytes;
-use cproxy_access::{Identity, Refusal, View, identify};
+use cproxy_access::{Identity, Refusal, Source, View, identify};
 use cproxy_core::ResourceKind;
 use cproxy_relay_core::{
     Filter, Format, List, ListParameters, Meta, ObjectRequest, Operation, Start, Status, Target, VersionWish, Watch,
@@ -23,6 +29,7 @@ use crate::{
     connection::Connection,
     jitter::jitter,
     lists::{Compression, Key},
+    places::NoPlace,
     relay::Relay,
 };
 
@@ -111,9 +118,6 @@ impl Exchange<'_> {
         if let Target::Health(path) = target {
             return Ok(self.relay.health(path));
         }
-        if self.connection.is_surplus() {
-            return Err(too_many_connections());
-        }
         if !self.connection.admits_request(self.cost(&target)) {
             return Err(too_many_requests());
         }
@@ -147,7 +151,7 @@ impl Exchange<'_> {
     }
 
     async fn objects(&self, request: ObjectRequest) -> Result<Response<ResponseBody>, Status> {
-        let (identity, view) = self.authorize().await.map_err(|refusal| self.refusal(&refusal))?;
+        let (identity, view) = self.authorize().await?;
         self.connection.accept_client();
         let Some(format) = self.format else { return Err(not_acceptable()) };
         let token = view.token().map(str::to_owned);
@@ -166,16 +170,39 @@ impl Exchange<'_> {
     }
 
     /// Identity and view of the client.
-    async fn authorize(&self) -> Result<(Arc<Identity>, Arc<View>), Refusal> {
-        let authorization = self.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-        let reviewer = self.relay.reviewer.as_ref();
-        let identity = match (reviewer, authorization) {
-            // Without authentication, a token that the client sends anyway is not looked at.
-            (None, _) if !self.relay.authenticates => identify_plainly(self.connection.peer()).await?,
-            _ => identify(self.connection.peer(), authorization, reviewer).await?,
+    async fn authorize(&self) -> Result<(Arc<Identity>, Arc<View>), Status> {
+        let place = self.connection.place();
+        let mut identifying = pin!(self.identify());
+        let identity = match poll_once(identifying.as_mut()).await {
+            Some(identity) => identity,
+            None => {
+                let _asking = place.ask().ok_or_else(|| self.no_place(NoPlace::Full))?;
+                identifying.await
+            }
         };
-        let view = self.relay.views().select(self.connection.peer().address(), &identity)?;
+        let identity = identity.map_err(|refusal| self.refusal(&refusal))?;
+        let view = self.relay.views().select(self.connection.peer().address(), &identity);
+        let view = view.map_err(|refusal| self.refusal(&refusal))?;
+        place.admit(&identity).map_err(|reason| self.no_place(reason))?;
+        if let (Source::Token, Some(authorization)) = (identity.source, self.headers.get(AUTHORIZATION)) {
+            self.connection.remember_token(authorization.as_bytes(), &self.relay.leases);
+        }
         Ok((identity, view))
+    }
+
+    async fn identify(&self) -> Result<Arc<Identity>, Refusal> {
+        let authorization = self.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        let reviewer = self.relay.reviewer.as_deref();
+        match (reviewer, authorization) {
+            // Without authentication, a token that the client sends anyway is not looked at.
+            (None, _) if !self.relay.authenticates => identify_plainly(self.connection.peer()).await,
+            _ => identify(self.connection.peer(), authorization, reviewer).await,
+        }
+    }
+
+    fn no_place(&self, reason: NoPlace) -> Status {
+        self.relay.metrics.connections_refused.add(1);
+        too_many_connections(reason)
     }
 
     fn refusal(&self, refusal: &Refusal) -> Status {
@@ -187,7 +214,7 @@ impl Exchange<'_> {
             _ => "ServiceUnavailable",
         };
         let retry_after = refusal.retry_after_seconds().unwrap_or(0);
-        tracing::info!("{} is refused: {refusal}", self.connection.peer().address());
+        self.relay.refusal_log.log(self.connection.peer().address(), refusal);
         Status {
             retry_after_seconds: retry_after.try_into().unwrap_or(u32::MAX),
             ..Status::new(refusal.status(), reason, refusal.message())
@@ -330,9 +357,25 @@ fn refused(status: &Status, format: Option<Format>) -> Response<ResponseBody> {
     response
 }
 
-fn too_many_connections() -> Status {
-    let message = "the relay has as many connections as --max-connections allows: try another replica";
+fn too_many_connections(reason: NoPlace) -> Status {
+    let message = match reason {
+        NoPlace::Full => {
+            "the relay has as many connections as --max-connections allows: try another replica".to_owned()
+        }
+        NoPlace::Share(share) => format!("this client has {share} connections, as many as one may have: close some"),
+    };
     Status { retry_after_seconds: 5, ..Status::new(429, "TooManyRequests", message) }
+}
+
+/// Output of a future that waits for nothing.
+async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    poll_fn(|context| {
+        Poll::Ready(match future.as_mut().poll(context) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        })
+    })
+    .await
 }
 
 /// Error of apiserver/pkg/endpoints/responsewriter and util/flowcontrol 1.36.

@@ -10,14 +10,15 @@ use cproxy_daemon::{
 use rustix::net::sockopt;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},
+    task::yield_now,
     time::{sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
 
 use crate::{
-    address::ListenAddress, connection::serve, guest_sockets::GuestSockets, metrics::Metrics, relay::Relay,
-    tls::ServerTls,
+    address::ListenAddress, connection::serve, guest_sockets::GuestSockets, metrics::Metrics, places::Place,
+    relay::Relay, tls::ServerTls,
 };
 
 /// Connections that wait to be accepted. The kernel bounds it, too (net.core.somaxconn).
@@ -96,7 +97,11 @@ impl Listener {
                 Self::Guests(_) => return,
             };
             match accepted {
-                Ok(accepted) => admit(&relay, accepted),
+                Ok(accepted) => {
+                    enter(&relay, accepted);
+                    // Those that came before go on first.
+                    yield_now().await;
+                }
                 Err(error) => {
                     tracing::warn!("cannot accept a connection: {error}");
                     sleep(ACCEPT_PAUSE).await;
@@ -137,32 +142,35 @@ impl Accepted {
     }
 }
 
-/// Starts to serve a connection, if there are not too many.
-fn admit(relay: &Arc<Relay>, accepted: Accepted) {
+/// Starts to serve a connection.
+fn enter(relay: &Arc<Relay>, accepted: Accepted) {
     relay.metrics.connections_accepted.add(1);
-    let counted = relay.peers.count(&accepted.peer());
-    let permit = relay.connections.clone().try_acquire_owned().ok().filter(|_| counted.is_some());
-    let (permit, is_surplus) = match permit {
-        Some(permit) => (permit, false),
-        None => {
-            relay.metrics.connections_refused.add(1);
-            let Ok(permit) = relay.surplus.clone().try_acquire_owned() else { return };
-            (permit, true)
-        }
-    };
+    let (place, has_ended) = relay.places.enter(&accepted.peer());
+    relay.metrics.connections_displaced.add(has_ended.into());
     relay.metrics.connections.add(1);
-    drop(tokio::spawn(hold(start(relay.clone(), accepted, is_surplus), relay.metrics.clone(), (permit, counted))));
+    let id = place.id();
+    let counted = Counted(relay.metrics.clone());
+    let task = tokio::spawn(hold(start(relay.clone(), accepted, place), counted));
+    relay.places.set_task(id, task.abort_handle());
 }
 
 /// Serves a connection, which counts as one until its end.
-async fn hold(serving: Serving, metrics: Arc<Metrics>, places: impl Send) {
+async fn hold(serving: Serving, counted: Counted) {
     serving.await;
-    metrics.connections.subtract(1);
-    drop(places);
+    drop(counted);
+}
+
+/// Connection that counts.
+struct Counted(Arc<Metrics>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connections.subtract(1);
+    }
 }
 
 /// Begins to serve a connection.
-fn start(relay: Arc<Relay>, accepted: Accepted, is_surplus: bool) -> Serving {
+fn start(relay: Arc<Relay>, accepted: Accepted, place: Place) -> Serving {
     let address = accepted.peer();
     match accepted {
         Accepted::Tcp(stream, peer, tls) => {
@@ -170,23 +178,23 @@ fn start(relay: Arc<Relay>, accepted: Accepted, is_surplus: bool) -> Serving {
                 tracing::debug!("{peer}: {error}");
             }
             match tls {
-                Some(tls) => Box::pin(serve_tls(relay, stream, address, tls, is_surplus)),
-                None => Box::pin(serve(relay, stream, Peer::new(address, None), is_surplus)),
+                Some(tls) => Box::pin(serve_tls(relay, stream, address, tls, place)),
+                None => Box::pin(serve(relay, stream, Peer::new(address, None), place)),
             }
         }
-        Accepted::Unix(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), is_surplus)),
-        Accepted::Vsock(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), is_surplus)),
+        Accepted::Unix(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), place)),
+        Accepted::Vsock(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), place)),
     }
 }
 
-async fn serve_tls(relay: Arc<Relay>, stream: TcpStream, address: PeerAddress, tls: Arc<ServerTls>, is_surplus: bool) {
+async fn serve_tls(relay: Arc<Relay>, stream: TcpStream, address: PeerAddress, tls: Arc<ServerTls>, place: Place) {
     // In a box, which is freed after the handshake.
     let handshake = Box::pin(timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(tls.config()).accept(stream)));
     let serving = match handshake.await {
         Ok(Ok(stream)) => {
             let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
             let peer = Peer::new(address, certificate.map(AsRef::as_ref));
-            serve(relay, stream, peer, is_surplus)
+            serve(relay, stream, peer, place)
         }
         Ok(Err(error)) => {
             relay.metrics.handshakes_failed.add(1);

@@ -45,6 +45,7 @@ pub(crate) struct Metrics {
     pub(crate) connections: Count,
     pub(crate) connections_accepted: Count,
     pub(crate) connections_refused: Count,
+    pub(crate) connections_displaced: Count,
     pub(crate) connections_cut: Count,
     pub(crate) connections_moved: Count,
     pub(crate) handshakes_failed: Count,
@@ -73,8 +74,14 @@ impl Metrics {
         text.number(
             "connections_max_exceeded_total",
             Counter,
-            "Connections above the bound, answered with 429 or closed",
+            "Requests answered with 429, since the client has no place for a connection",
             self.connections_refused.get(),
+        );
+        text.number(
+            "connections_displaced_total",
+            Counter,
+            "Connections of unknown clients that gave way to newer ones",
+            self.connections_displaced.get(),
         );
         text.number("connections_accepted_total", Counter, "Connections accepted", self.connections_accepted.get());
         text.number(

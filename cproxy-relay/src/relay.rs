@@ -6,47 +6,42 @@ use std::{
 };
 
 use bytes::Bytes;
-use cproxy_access::{ReviewTransport, TokenReviewer, Views};
+use cproxy_access::{Leases, ReviewTransport, TokenReviewer, Views};
 use cproxy_daemon::MetricsFormat;
 use cproxy_wire::ApiClient;
 use http::{
     HeaderValue, Request, Response, StatusCode,
     header::{ACCEPT, CONTENT_TYPE},
 };
-use tokio::{
-    runtime::Handle,
-    sync::{Notify, Semaphore},
-};
+use tokio::{runtime::Handle, sync::Notify};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use crate::{body::ResponseBody, cache::Cache, lists::Lists, metrics::Metrics, peers::Peers};
+use crate::{
+    body::ResponseBody, cache::Cache, lists::Lists, metrics::Metrics, places::Places, refusal_log::RefusalLog,
+};
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 /// Version that is shown until the API server's is known: the one whose rules the relay has.
 const OWN_VERSION: &str = r#"{"major":"1","minor":"36","gitVersion":"v1.36.0-cproxy-relay"}"#;
 
-/// Connections above the bound that are told so at once. More are closed without an answer.
-const SURPLUS_MAX: usize = 256;
-
 /// State that all connections share.
 pub(crate) struct Relay {
     pub(crate) cache: Arc<Cache>,
     pub(crate) lists: Lists,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) refusal_log: RefusalLog,
     /// Reviewer of tokens, if clients need credentials.
-    pub(crate) reviewer: Option<TokenReviewer<Reviews>>,
+    pub(crate) reviewer: Option<Arc<TokenReviewer<Reviews>>>,
+    /// Tokens of clients that are connected.
+    pub(crate) leases: Arc<Leases>,
     pub(crate) authenticates: bool,
     views: RwLock<Arc<Views>>,
     /// Notified when there are new views.
     pub(crate) views_changed: Notify,
     server_version: RwLock<Bytes>,
-    /// Permits for connections.
-    pub(crate) connections: Arc<Semaphore>,
-    /// Permits for connections above the bound, which are told so at once.
-    pub(crate) surplus: Arc<Semaphore>,
-    /// Connections of each peer.
-    pub(crate) peers: Peers,
+    /// Places of connections.
+    pub(crate) places: Arc<Places>,
     /// Cancelled when the relay is about to stop.
     pub(crate) draining: CancellationToken,
     /// Time over which clients are moved then.
@@ -56,7 +51,7 @@ pub(crate) struct Relay {
 impl Relay {
     pub(crate) fn new(
         cache: Arc<Cache>,
-        reviewer: Option<TokenReviewer<Reviews>>,
+        reviewer: Option<Arc<TokenReviewer<Reviews>>>,
         views: Views,
         connections_max: usize,
         drain_time: Duration,
@@ -65,14 +60,14 @@ impl Relay {
             cache,
             lists: Lists::default(),
             metrics: Arc::default(),
+            refusal_log: RefusalLog::default(),
             authenticates: reviewer.is_some(),
             reviewer,
+            leases: Arc::default(),
             views: RwLock::new(Arc::new(views)),
             views_changed: Notify::new(),
             server_version: RwLock::new(Bytes::from_static(OWN_VERSION.as_bytes())),
-            connections: Arc::new(Semaphore::new(connections_max)),
-            surplus: Arc::new(Semaphore::new(SURPLUS_MAX)),
-            peers: Peers::new(connections_max),
+            places: Places::new(connections_max),
             draining: CancellationToken::new(),
             drain_time,
         }
@@ -138,7 +133,7 @@ impl Relay {
 impl Relay {
     /// All numbers for Prometheus.
     pub(crate) fn metrics_text(&self, format: MetricsFormat) -> String {
-        let reviews = self.reviewer.as_ref().map(TokenReviewer::counts);
+        let reviews = self.reviewer.as_ref().map(|reviewer| reviewer.counts());
         self.metrics.text(format, &self.cache, &self.lists, reviews)
     }
 }

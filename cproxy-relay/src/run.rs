@@ -57,7 +57,12 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     let upstream = start_upstream_runtime().context("starting a thread")?;
     let reviewer = (config.authentication == Authentication::TokenReview)
         .then(|| Reviews { client: client.clone(), runtime: upstream.clone() })
-        .map(|reviews| TokenReviewer::new(reviews, ReviewSettings::default()));
+        .map(|reviews| {
+            Arc::new(TokenReviewer::new(
+                reviews,
+                ReviewSettings { audiences: config.token_audiences.clone(), ..ReviewSettings::default() },
+            ))
+        });
     let cache = Arc::new(Cache::new(config.history_bytes));
     let relay = Arc::new(Relay::new(cache.clone(), reviewer, views, config.connections_max, config.drain_time));
     let listeners = open_listeners(&config, tls.as_ref())?;
@@ -71,6 +76,9 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     let of_upstream = (client.clone(), cache.clone());
     drop(upstream.spawn(async move { upstream::follow(&of_upstream.0, &of_upstream.1).await }));
     drop(tokio::spawn(async move { cache.wake_clients().await }));
+    if let Some(reviewer) = relay.reviewer.clone() {
+        drop(tokio::spawn(relay.leases.clone().review(reviewer)));
+    }
     drop(tokio::spawn(announce(relay.clone(), client, upstream)));
     drop(tokio::spawn(keep_house(relay.clone(), tls.clone())));
     drop(tokio::spawn(reload(relay.clone(), tls, config.views.clone(), hangups)));

@@ -12,7 +12,7 @@ use std::{
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 
-pub use crate::credentials::ClientIdentity;
+pub use crate::credentials::{ClientIdentity, Validity};
 use crate::{
     credentials::{self, Credentials, NOT_SHARED},
     manifest,
@@ -226,9 +226,9 @@ impl<'s> ControlPlane<'s> {
         credentials::token(user)
     }
 
-    /// A certificate for a client of this name, perhaps in a group. `is_expired`: it was valid once.
-    pub fn client_identity(&self, user: &str, group: Option<&str>, is_expired: bool) -> ClientIdentity {
-        self.credentials.client(user, group, is_expired)
+    /// A certificate for a client of this name, perhaps in a group.
+    pub fn client_identity(&self, user: &str, group: Option<&str>, validity: Validity) -> ClientIdentity {
+        self.credentials.client(user, group, validity)
     }
 
     /// Replaces the authority of the API server and its certificate, which the running server uses from then on for

@@ -4,6 +4,7 @@
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use rcgen::{
@@ -45,6 +46,17 @@ impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Credentials").field(&self.directory).finish()
     }
+}
+
+/// Time for which a client's certificate is valid.
+#[derive(Clone, Copy, Debug)]
+pub enum Validity {
+    /// Longer than any test.
+    Long,
+    /// It was valid once.
+    Past,
+    /// From now on.
+    For(Duration),
 }
 
 /// Client certificate and key in PEM.
@@ -112,17 +124,24 @@ impl Credentials {
         self.write(&format!("{}.kubeconfig", user.replace(':', "-")), &config.to_string())
     }
 
-    /// A certificate for a client of this name, perhaps in a group. `is_expired`: it was valid once.
-    pub(crate) fn client(&self, user: &str, group: Option<&str>, is_expired: bool) -> ClientIdentity {
+    /// A certificate for a client of this name, perhaps in a group.
+    pub(crate) fn client(&self, user: &str, group: Option<&str>, validity: Validity) -> ClientIdentity {
         let make = || {
             let mut params = named(user, Vec::new())?;
             if let Some(group) = group {
                 params.distinguished_name.push(DnType::OrganizationName, group);
             }
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-            if is_expired {
-                params.not_after = rcgen::date_time_ymd(2001, 1, 1);
-                params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+            match validity {
+                Validity::Long => {}
+                Validity::Past => {
+                    params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+                    params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+                }
+                Validity::For(time) => {
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                    params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + time;
+                }
             }
             let key = new_key();
             let certificate = params.signed_by(&key, &self.clients)?;
@@ -133,7 +152,7 @@ impl Credentials {
 
     /// Files of a certificate for a client of this name, and of its key.
     pub(crate) fn client_files(&self, user: &str) -> [PathBuf; 2] {
-        let identity = self.client(user, None, false);
+        let identity = self.client(user, None, Validity::Long);
         [("crt", identity.certificate), ("key", identity.key)]
             .map(|(extension, content)| self.write(&format!("client-{user}.{extension}"), &content))
     }

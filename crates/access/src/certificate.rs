@@ -1,5 +1,10 @@
 //! Client certificates.
 
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
 use x509_parser::{
     oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME},
     prelude::{FromDer as _, X509Certificate},
@@ -7,9 +12,27 @@ use x509_parser::{
 
 use crate::{Identity, Reason, Refusal};
 
+/// Verified certificate of a client.
+#[derive(Clone, Debug)]
+pub(crate) struct Certificate {
+    pub(crate) identity: Arc<Identity>,
+    not_after: SystemTime,
+}
+
+impl Certificate {
+    pub(crate) fn has_expired(&self) -> bool {
+        self.not_after < SystemTime::now()
+    }
+}
+
+/// Refusal of a certificate that has expired since it was verified.
+pub(crate) fn expired() -> Refusal {
+    Refusal::new(Reason::Certificate, "the client certificate has expired; use the renewed one")
+}
+
 /// Identity of a verified certificate as the API server reads it: the common name is the user, each organization a
 /// group.
-pub(crate) fn identity(der: &[u8]) -> Result<Identity, Refusal> {
+pub(crate) fn read(der: &[u8]) -> Result<Certificate, Refusal> {
     let refusal = |why: &str| {
         let message = format!("the client certificate {why}; use one with the user's name as its common name (CN)");
         Refusal::new(Reason::Certificate, message)
@@ -28,7 +51,11 @@ pub(crate) fn identity(der: &[u8]) -> Result<Identity, Refusal> {
     if username.is_empty() {
         return Err(refusal("names no user"));
     }
-    Identity::of_certificate(username, groups).ok_or_else(|| refusal("has names of more than 64 KiB"))
+    let identity = Identity::of_certificate(username, groups);
+    let identity = identity.ok_or_else(|| refusal("has names of more than 64 KiB"))?.into();
+    let seconds = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
+    let not_after = UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap_or(UNIX_EPOCH);
+    Ok(Certificate { identity, not_after })
 }
 
 #[cfg(test)]
@@ -54,7 +81,7 @@ pub(crate) mod tests {
     #[test]
     fn the_subject_names_user_and_groups() {
         let der = certificate(&[(DnType::OrganizationName, "system:nodes"), (DnType::CommonName, "system:node:n1")]);
-        let identity = identity(&der).unwrap();
+        let identity = read(&der).unwrap().identity;
         assert_eq!(identity.username, "system:node:n1");
         assert_eq!(identity.groups, ["system:nodes", "system:authenticated"]);
         assert_eq!(identity.node_name.as_deref(), Some("n1"));
@@ -65,7 +92,7 @@ pub(crate) mod tests {
         let nameless = certificate(&[(DnType::OrganizationName, "system:nodes")]);
         let empty = certificate(&[(DnType::CommonName, "")]);
         for (der, why) in [(&nameless[..], "names no user"), (&empty, "names no user"), (b"x", "cannot be read")] {
-            let refusal = identity(der).unwrap_err();
+            let refusal = read(der).unwrap_err();
             assert_eq!((refusal.status(), refusal.reason()), (401, Reason::Certificate));
             assert!(refusal.message().contains(why), "{refusal}");
         }

@@ -14,8 +14,9 @@ pub async fn identify<R: ReviewTransport>(
     authorization: Option<&[u8]>,
     reviewer: Option<&TokenReviewer<R>>,
 ) -> Result<Arc<Identity>, Refusal> {
-    if let Some(Ok(identity)) = peer.certificate() {
-        return Ok(identity.clone());
+    let certificate = peer.certificate();
+    if let Some(Ok(identity)) = certificate {
+        return Ok(identity);
     }
     if let (Some(authorization), Some(reviewer)) = (authorization, reviewer) {
         return reviewer.authenticate(bearer(authorization)?, peer.address()).await;
@@ -23,14 +24,14 @@ pub async fn identify<R: ReviewTransport>(
     if let Some(identity) = Identity::of_local_peer(peer.address()) {
         return Ok(Arc::new(identity));
     }
-    if let Some(Err(refusal)) = peer.certificate() {
-        return Err(refusal.clone());
+    if let Some(Err(refusal)) = certificate {
+        return Err(refusal);
     }
     Err(no_credentials(peer.address(), authorization.is_some(), reviewer.is_some()))
 }
 
 /// The token of a header `Authorization: Bearer TOKEN`.
-fn bearer(authorization: &[u8]) -> Result<&str, Refusal> {
+pub(crate) fn bearer(authorization: &[u8]) -> Result<&str, Refusal> {
     let token = std::str::from_utf8(authorization).ok().and_then(|text| {
         let (scheme, token) = text.trim_matches(' ').split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start_matches(' '))

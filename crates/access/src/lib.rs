@@ -7,6 +7,7 @@
 mod certificate;
 mod identify;
 mod identity;
+mod leases;
 mod peer;
 mod refusal;
 mod review;
@@ -17,7 +18,8 @@ mod views;
 pub use self::{
     identify::identify,
     identity::{Identity, Source},
-    peer::{Peer, PeerAddress},
+    leases::{Lease, Leases},
+    peer::{Origin, Peer, PeerAddress},
     refusal::{Reason, Refusal, RefusalCounters},
     review::{Review, parse_review, review_body},
     reviewer::{ReviewCounts, ReviewSettings, ReviewTransport, TokenReviewer},

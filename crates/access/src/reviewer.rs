@@ -22,12 +22,9 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use self::{
-    origins::Origin,
-    state::{Begun, State},
-};
+use self::state::{Begun, State};
 use crate::{
-    Identity, PeerAddress, Reason, Refusal, Review,
+    Identity, Origin, PeerAddress, Reason, Refusal, Review,
     review::{parse_review, review_body, short},
     token::{Token, TokenKey},
 };
@@ -181,12 +178,13 @@ impl<R: ReviewTransport> TokenReviewer<R> {
         let origin = stale.is_none().then(|| Origin::from(peer));
         let (sender, flight) = watch::channel(None);
         let length = token.text().len();
-        if let Err(refusal) = state.admit(key, origin.as_ref(), length, flight.clone(), &shared.settings) {
-            return Begun::Done(Err(refusal));
-        }
+        let running = match state.admit(key, origin.as_ref(), length, flight.clone(), &shared.settings) {
+            Ok(running) => running,
+            Err(refusal) => return Begun::Done(Err(refusal)),
+        };
         drop(state);
         let body = review_body(token.text(), &shared.settings.audiences);
-        let under_way = UnderWay { shared: shared.clone(), key, origin, length, sender };
+        let under_way = UnderWay { shared: shared.clone(), key, origin, running, length, sender };
         tokio::spawn(under_way.run(body, SecretText(token.text().into()), token.remaining()));
         Begun::Wait { flight, stale }
     }
@@ -203,14 +201,21 @@ impl<R> Shared<R> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until another review may start.
-    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+    /// Waits until another review may start, after those of its origin.
+    async fn turn<'a>(
+        &'a self,
+        of_origin: Option<&'a Semaphore>,
+    ) -> Option<(Option<SemaphorePermit<'a>>, SemaphorePermit<'a>)> {
+        let own = match of_origin {
+            Some(running) => Some(running.acquire().await.ok()?),
+            None => None,
+        };
         let permit = self.permits.acquire().await.ok()?;
         let start = self.state().next_start(&self.settings);
         if start > Instant::now() {
             sleep_until(start).await;
         }
-        Some(permit)
+        Some((own, permit))
     }
 }
 
@@ -220,6 +225,8 @@ struct UnderWay<R> {
     key: TokenKey,
     /// Place of the client, if the token was not known.
     origin: Option<Origin>,
+    /// Permits of its reviews.
+    running: Option<Arc<Semaphore>>,
     /// Bytes of the token.
     length: usize,
     sender: watch::Sender<Option<Outcome>>,
@@ -237,7 +244,7 @@ impl<R> Drop for UnderWay<R> {
 impl<R: ReviewTransport> UnderWay<R> {
     async fn run(self, body: Bytes, token: SecretText, remaining: Option<Duration>) {
         let settings = &self.shared.settings;
-        let turn = timeout(settings.queue_wait, self.shared.turn()).await;
+        let turn = timeout(settings.queue_wait, self.shared.turn(self.running.as_deref())).await;
         let answer = match &turn {
             Ok(Some(_)) => self.review(body, &token).await,
             Ok(None) | Err(_) => Answer::NoTurn,
@@ -254,7 +261,10 @@ impl<R: ReviewTransport> UnderWay<R> {
         let response = timeout(settings.review_timeout, self.shared.transport.review(body)).await;
         let review = match response {
             Ok(Ok((status, body))) => parse_review(status, &body, &settings.audiences),
-            Ok(Err(error)) => Err(format!("the API server does not review tokens: {}", short(&error))),
+            Ok(Err(error)) => {
+                let error = format!("the API server does not review tokens: {}", short(&error));
+                return Answer::Unreachable(unavailable(&token.hidden_from(&error)));
+            }
             Err(_) => Err("the API server does not answer the review of a token".to_owned()),
         };
         match review {
@@ -279,8 +289,10 @@ impl SecretText {
 enum Answer {
     Accepted(Arc<Identity>),
     Refused(Refusal),
-    /// No answer from the API server.
+    /// No answer to this review.
     Failed(Refusal),
+    /// The API server cannot be reached.
+    Unreachable(Refusal),
     /// Its turn did not come.
     NoTurn,
 }

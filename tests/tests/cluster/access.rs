@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use cproxy_tests::{
-    control_plane::{ADDRESS, ClientIdentity, NODE, PORT, role_binding},
+    control_plane::{ADDRESS, ClientIdentity, NODE, PORT, Validity, role_binding},
     manifest::{self, write_text},
     process::{Agent, Daemon, RunningAgent, Signal, cproxy_binary},
     sandbox::{Placement, Sandbox},
@@ -145,7 +145,7 @@ fn an_identity_of_a_node_needs_the_role_node_proxier_for_endpoint_slices_only() 
     let cluster = Cluster::shared(&sandbox);
     cluster.apply(manifest::node(NODE, "a"));
     let start = |user: &str, group| {
-        let ClientIdentity { certificate, key } = cluster.control_plane.client_identity(user, group, false);
+        let ClientIdentity { certificate, key } = cluster.control_plane.client_identity(user, group, Validity::Long);
         // The kubelet has both in one file.
         let file = write_text(sandbox.dir(), "client.pem", &(certificate + &key));
         let kubeconfig = kubeconfig_with(&cluster, "node", |config| {

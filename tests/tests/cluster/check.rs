@@ -10,7 +10,7 @@ use std::{
 
 use cproxy_tests::{
     api::refuse_over_tls,
-    control_plane::{ClientIdentity, NODE, role_binding},
+    control_plane::{ClientIdentity, NODE, Validity, role_binding},
     manifest::{self, write_text},
     process::{Output, cproxy},
     sandbox::Sandbox,
@@ -108,7 +108,7 @@ fn credentials_that_do_not_count_are_named_and_never_shown() {
     assert!(!wrong.lines.contains_key("list_services"), "what follows is left out");
     assert!(!wrong.output.stdout.contains(secret));
 
-    let ClientIdentity { certificate, key } = cluster.control_plane.client_identity("cproxy", None, true);
+    let ClientIdentity { certificate, key } = cluster.control_plane.client_identity("cproxy", None, Validity::Past);
     let file = write_text(sandbox.dir(), "expired.pem", &(certificate + &key));
     let user = json!({"client-certificate": file, "client-key": file});
     let expired = Checked::with(&sandbox, &kubeconfig_of(&cluster, "expired", &user));

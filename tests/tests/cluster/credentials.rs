@@ -4,7 +4,7 @@ use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt, path::PathBuf, thre
 
 use cproxy_tests::{
     audit::AuditLog,
-    control_plane::{ADDRESS, ClientIdentity, PORT, role_binding},
+    control_plane::{ADDRESS, ClientIdentity, PORT, Validity, role_binding},
     echo,
     manifest::write_text,
     process::{Agent, RunningAgent, eventually},
@@ -124,13 +124,13 @@ fn renewed_certificates_and_authorities_are_used_without_a_gap_and_without_a_lis
     let vm = Vm::start(&sandbox);
     let control_plane = &vm.cluster.control_plane;
     control_plane.apply([role_binding("cproxy", "second")]);
-    vm.write_identity(&control_plane.client_identity("cproxy", None, false));
+    vm.write_identity(&control_plane.client_identity("cproxy", None, Validity::Long));
     let mut agent = vm.start_agent(json!({"client-certificate": "client.crt", "client-key": "client.key"}));
     vm.expect_user("cproxy");
     echo::while_a_client_connects(VIP, POD, || {
         // The next request, here for the forbidden Node, makes a new connection. Watches move to it, then the old one
         // ends.
-        let second = control_plane.client_identity("second", None, false);
+        let second = control_plane.client_identity("second", None, Validity::Long);
         vm.write_identity(&second);
         vm.expect_user("second");
         eventually(PATIENCE, "the old connection has ended", || {
@@ -154,7 +154,7 @@ fn renewed_certificates_and_authorities_are_used_without_a_gap_and_without_a_lis
         vm.write("ca.crt", &control_plane.ca_pem());
         vm.expect_another(true);
 
-        vm.write_identity(&control_plane.client_identity("second", None, true));
+        vm.write_identity(&control_plane.client_identity("second", None, Validity::Past));
         vm.relay.cut();
         agent.wait_log("does not accept the credentials (401); check the token or certificate", PATIENCE);
         vm.cluster.assert_table(&[WEB, "TCP 10.96.0.11:80 10.244.0.2:8080"]);

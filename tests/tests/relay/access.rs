@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, ffi::OsStr, path::Path, process::Command};
 
 use cproxy_tests::{
+    control_plane::Validity,
     manifest,
     process::{Output, eventually, run},
     relay_server::{RelayServer, relay_binary},
@@ -39,6 +40,14 @@ fn relay_with_views<'s>(cluster: &Cluster<'s>, socket: &Path) -> RelayServer<'s>
 /// A client without credentials.
 pub(crate) fn stranger<'s>(cluster: &Cluster<'s>) -> Client<'s> {
     Client::new(cluster.sandbox, format!("https://{RELAY}")).ca_file(&cluster.control_plane.ca_file())
+}
+
+/// The same with a certificate.
+pub(crate) fn certified<'s>(cluster: &Cluster<'s>, name: &str, group: Option<&str>, validity: Validity) -> Client<'s> {
+    let identity = cluster.control_plane.client_identity(name, group, validity);
+    let text = format!("{}{}", identity.certificate, identity.key);
+    let file = manifest::write_text(cluster.sandbox.dir(), "client.pem", &text);
+    stranger(cluster).args(["--cert".to_owned(), file.display().to_string()])
 }
 
 /// A token of the ServiceAccount `team/app`.
@@ -112,18 +121,13 @@ fn clients_see_what_their_views_show() {
     let guests = set(&["default/kubernetes", "kube-system/kube-dns", "team-a/hidden", "team-a/web"]);
     assert_eq!(names(&unix, SERVICES), guests);
 
-    let certified = |name: &str, group: Option<&str>, is_expired| {
-        let identity = cluster.control_plane.client_identity(name, group, is_expired);
-        let text = format!("{}{}", identity.certificate, identity.key);
-        let file = manifest::write_text(sandbox.dir(), "client.pem", &text);
-        stranger(&cluster).args(["--cert".to_owned(), file.display().to_string()])
-    };
-    let kubelet = certified("system:node:node-2", Some("system:nodes"), false);
+    let certified = |name: &str, group, validity| certified(&cluster, name, group, validity);
+    let kubelet = certified("system:node:node-2", Some("system:nodes"), Validity::Long);
     assert_eq!(names(&kubelet, NODES), set(&["/node-2"]));
     assert_eq!(names(&kubelet, SERVICES).len(), 8);
-    let user = certified("somebody", None, false).get(SERVICES);
+    let user = certified("somebody", None, Validity::Long).get(SERVICES);
     expect_refusal(&user, 403, "Forbidden", "no view of the relay matches");
-    assert!(certified("system:node:node-2", Some("system:nodes"), true).is_refused(SERVICES));
+    assert!(certified("system:node:node-2", Some("system:nodes"), Validity::Past).is_refused(SERVICES));
     assert_eq!(relay.metric("cproxy_relay_tls_handshakes_failed_total"), 1.0);
 
     expect_refusal(&stranger(&cluster).get(SERVICES), 401, "Unauthorized", "shows no credentials");

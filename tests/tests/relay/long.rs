@@ -44,12 +44,14 @@ fn the_token_of_a_deleted_account_is_refused_after_two_minutes() {
     let _relay = cluster.tls_relay().start();
     let client = stranger(&cluster).token(&token(&cluster, &[]));
     assert_eq!(client.get(SERVICES).code, 200);
+    let mut watching = client.watch(&format!("{SERVICES}?watch=true"));
     cluster.delete("/api/v1/namespaces/team/serviceaccounts/app");
     eventually(REVIEW_TIME_MAX, "the token is refused", || match client.get(SERVICES) {
         response if response.code == 200 => Err("not yet"),
         _ => Ok(()),
     });
     expect_refusal(&client.get(SERVICES), 401, "Unauthorized", "its account or pod is deleted");
+    watching.wait(REVIEW_TIME_MAX);
     let other = stranger(&cluster).token(&cluster.control_plane.token("admin"));
     eventually(PATIENCE, "another token is not", || match other.get(SERVICES).code {
         200 => Ok(()),

@@ -21,5 +21,6 @@ mod guest_sockets;
 mod long;
 mod operation;
 mod protocol;
+mod sharing;
 mod skew;
 mod upstream;

@@ -2,18 +2,18 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
-    Answer, Flight, Outcome, ReviewCounts, ReviewSettings,
-    origins::{Origin, Origins},
-    table::Table,
-    too_many_reviews, too_many_tokens, unavailable,
+    Answer, Flight, Outcome, ReviewCounts, ReviewSettings, origins::Origins, table::Table, too_many_reviews,
+    too_many_tokens, unavailable,
 };
-use crate::{Identity, Refusal, token::TokenKey};
+use crate::{Identity, Origin, Refusal, token::TokenKey};
 
-/// Number of failed reviews in a row after which others are not tried for a while.
+/// Number of reviews in a row that did not reach the API server after which others are not tried for a while.
 const FAILURES_MAX: u32 = 2;
+/// Time for which the API server counts as working after an answer: what fails then is the token's fault.
+const WORKS: Duration = Duration::from_secs(10);
 /// That while.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -29,6 +29,7 @@ pub(super) struct State {
     /// Earliest start of another review.
     next_start: Option<Instant>,
     failures_in_a_row: u32,
+    last_answer: Option<Instant>,
     /// End of the pause after failures, and the last one.
     paused: Option<(Instant, Refusal)>,
     counts: ReviewCounts,
@@ -70,6 +71,7 @@ impl State {
             origins: Origins::new(),
             next_start: None,
             failures_in_a_row: 0,
+            last_answer: None,
             paused: None,
             counts: ReviewCounts::default(),
         }
@@ -119,7 +121,7 @@ impl State {
         identity
     }
 
-    /// Lets a review begin, if the limits allow it.
+    /// Lets a review begin, if the limits allow it. Returns the permits of the origin.
     pub(super) fn admit(
         &mut self,
         key: TokenKey,
@@ -127,18 +129,17 @@ impl State {
         length: usize,
         flight: Flight,
         settings: &ReviewSettings,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Option<Arc<Semaphore>>, Refusal> {
         let is_full = self.flights.len() >= settings.tokens_max
             || self.flights_bytes.saturating_add(length) > settings.tokens_bytes_max;
         if is_full {
             return Err(too_many_reviews());
         }
-        if let Some(origin) = origin {
-            self.origins.begin(origin, Instant::now()).map_err(too_many_tokens)?;
-        }
+        let running = origin.map(|origin| self.origins.begin(origin, Instant::now()).map_err(too_many_tokens));
+        let running = running.transpose()?;
         self.flights_bytes += length;
         self.flights.insert(key, flight);
-        Ok(())
+        Ok(running)
     }
 
     /// Forgets a review that has ended.
@@ -191,6 +192,14 @@ impl State {
             }
             Answer::Failed(refusal) => {
                 self.counts.errors += 1;
+                let works = self.last_answer.is_some_and(|at| now.saturating_duration_since(at) < WORKS);
+                if let Some(origin) = origin.filter(|_| works) {
+                    self.origins.refused(origin, now);
+                }
+                self.failed(key, refusal, settings)
+            }
+            Answer::Unreachable(refusal) => {
+                self.counts.errors += 1;
                 self.failures_in_a_row = self.failures_in_a_row.saturating_add(1);
                 if self.failures_in_a_row >= FAILURES_MAX {
                     self.paused = Some((now + PAUSE, refusal.clone()));
@@ -207,6 +216,7 @@ impl State {
 
     fn answered(&mut self) {
         self.failures_in_a_row = 0;
+        self.last_answer = Some(Instant::now());
         self.paused = None;
     }
 

@@ -19,6 +19,8 @@ use super::*;
 struct Server {
     /// User of each token.
     users: Mutex<HashMap<String, String>>,
+    /// Tokens that are answered differently from others.
+    exceptions: Mutex<HashMap<String, Behaviour>>,
     behaviour: Mutex<Behaviour>,
     reviews: AtomicUsize,
     under_way: AtomicUsize,
@@ -42,7 +44,9 @@ impl ReviewTransport for Arc<Server> {
         self.reviews.fetch_add(1, Ordering::Relaxed);
         let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
         self.under_way_max.fetch_max(under_way, Ordering::Relaxed);
-        let behaviour = *self.behaviour.lock().unwrap();
+        let request: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        let exception = self.exceptions.lock().unwrap().get(request["spec"]["token"].as_str().unwrap()).copied();
+        let behaviour = exception.unwrap_or(*self.behaviour.lock().unwrap());
         let answer = match behaviour {
             Behaviour::Answers => Ok((201, self.answer(&body))),
             Behaviour::Slow(time) => {
@@ -262,6 +266,35 @@ async fn known_tokens_outlive_an_outage_of_an_hour() {
         setup.behave(Behaviour::Answers);
         sleep(SECOND * 20).await;
         assert_eq!(setup.ask("token-a").await, Ok(()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_whose_reviews_fail_or_hang_cost_clients_elsewhere_nothing() {
+    for behaviour in [Behaviour::Status(500), Behaviour::Status(429), Behaviour::Silent] {
+        let setup = Setup::new(ReviewSettings::default());
+        let mut tasks = JoinSet::new();
+        for number in 0..300 {
+            let token = format!("bad-{number}");
+            setup.server.exceptions.lock().unwrap().insert(token.clone(), behaviour);
+            setup.start(&mut tasks, &token, &place(1));
+        }
+        let start = Instant::now();
+        for round in 0..30 {
+            sleep(SECOND / 10).await;
+            setup.add_user(&format!("token-{round}"));
+            assert_eq!(setup.ask_from(&format!("token-{round}"), &place(2)).await, Ok(()));
+        }
+        assert!(start.elapsed() < SECOND * 4, "{:?}", start.elapsed());
+        // They have a bound of their own.
+        let reviews = setup.reviews();
+        for number in 0..1_000 {
+            let token = format!("worse-{number}");
+            setup.server.exceptions.lock().unwrap().insert(token.clone(), behaviour);
+            setup.start(&mut tasks, &token, &place(1));
+            setup.ask_from("token-1", &place(2)).await.unwrap();
+        }
+        assert!(setup.reviews() < reviews + 100, "{}", setup.reviews() - reviews);
     }
 }
 

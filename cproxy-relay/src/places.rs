@@ -1,0 +1,498 @@
+//! Places of connections. Before a client is known, it has one of a few; the oldest that has shown nothing goes first.
+//! After that, identities share the rest, and some places are left for those that have none. So do their requests.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    hash::BuildHasher as _,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use cproxy_access::{Identity, Origin, PeerAddress, Source};
+use tokio::{task::AbortHandle, time::Instant};
+
+use crate::request_limit::RequestLimit;
+
+/// Connections of one guest: one that comes in by vsock or by a socket of its own, or whose token is bound to a pod.
+const GUEST_CONNECTIONS_MAX: usize = 16;
+
+/// Guests that may share an identity: one account with tokens of a node, or of nothing, or one certificate.
+const GUESTS_OF_ACCOUNT: u32 = 100;
+
+/// Connections of unknown clients for each of all: one in this many.
+const UNKNOWN_SHARE: usize = 8;
+/// Fewest and most of them.
+const UNKNOWN_MIN: usize = 16;
+const UNKNOWN_MAX: usize = 4096;
+
+/// Places for identities without a connection: one in this many.
+const RESERVE_SHARE: usize = 8;
+
+/// Identities without a connection that are kept, as long as their last requests count.
+const KNOWN_KEPT: usize = 1024;
+
+/// Connections of one network whose tokens are under review.
+const ASKING_MAX: usize = 1024;
+
+/// All places, and who has them.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// Places of clients that are known.
+    all: usize,
+    /// Number of them that only identities without a connection get.
+    reserve: usize,
+    /// Places of those that have shown nothing.
+    unknown: usize,
+    hashes: RandomState,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next_id: u64,
+    unknown: Unknown,
+    /// Connections of each origin whose tokens are under review.
+    asking: HashMap<Origin, usize>,
+    asking_count: usize,
+    /// Each identity with a connection, or whose last requests still count, by its hash.
+    known: HashMap<u64, Known>,
+    known_count: usize,
+}
+
+/// Identity's connections and requests.
+#[derive(Debug)]
+struct Known {
+    connections: usize,
+    requests: Arc<RequestLimit>,
+}
+
+/// Connections of one origin by the order in which they came, with their tasks.
+type Connections = BTreeMap<u64, Option<AbortHandle>>;
+
+/// Connections that have shown nothing.
+#[derive(Debug, Default)]
+struct Unknown {
+    count: usize,
+    by_origin: HashMap<Origin, Connections>,
+    /// Origins by the number of their connections, and of those with as many by the oldest.
+    by_count: BTreeMap<Rank, Origin>,
+}
+
+/// Number of an origin's connections, and the oldest of them. The last origin in this order gives up a place first.
+type Rank = (usize, Reverse<u64>);
+
+/// Place of one connection.
+#[derive(Debug)]
+pub(crate) struct Place {
+    places: Arc<Places>,
+    origin: Origin,
+    id: u64,
+    stage: Mutex<Stage>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// It has shown nothing.
+    Unknown,
+    /// So many of its requests wait for a review; it has the task of its connection again after them.
+    Asking(usize, Option<AbortHandle>),
+    /// It is this identity's.
+    Known(u64, Arc<RequestLimit>),
+}
+
+/// Name of a place.
+pub(crate) struct PlaceId {
+    origin: Origin,
+    id: u64,
+}
+
+/// Request that waits for a review. The place counts as that of an unknown client again after it.
+pub(crate) struct Asking<'a>(&'a Place);
+
+/// Reason for which a client gets no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoPlace {
+    /// All are taken.
+    Full,
+    /// The identity has its share, which is this many.
+    Share(usize),
+}
+
+impl Places {
+    pub(crate) fn new(connections_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            all: connections_max,
+            reserve: connections_max / RESERVE_SHARE,
+            unknown: (connections_max / UNKNOWN_SHARE).clamp(UNKNOWN_MIN, UNKNOWN_MAX),
+            hashes: RandomState::new(),
+            state: Mutex::default(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Place for a new connection. If there is none left, the oldest connection of the origin with most of them that
+    /// have shown nothing ends. Returns whether one did, too.
+    pub(crate) fn enter(self: &Arc<Self>, peer: &PeerAddress) -> (Place, bool) {
+        let origin = Origin::from(peer);
+        let mut state = self.state();
+        let is_full = state.unknown.count >= self.unknown;
+        let ended = if is_full { state.unknown.remove_oldest() } else { None };
+        state.next_id += 1;
+        let id = state.next_id;
+        state.unknown.insert(&origin, id, None);
+        drop(state);
+        // Outside the lock: the task gives back its place.
+        ended.into_iter().flatten().for_each(|task| task.abort());
+        (Place { places: self.clone(), origin, id, stage: Mutex::new(Stage::Unknown) }, is_full)
+    }
+
+    /// Task that serves a connection. It ends when its place is needed.
+    pub(crate) fn set_task(&self, PlaceId { origin, id }: PlaceId, task: AbortHandle) {
+        let mut state = self.state();
+        if let Some(place) = state.unknown.by_origin.get_mut(&origin).and_then(|places| places.get_mut(&id)) {
+            *place = Some(task);
+        }
+    }
+
+    /// Most connections of an identity, and the guests for whose requests it has room.
+    fn share(&self, identity: &Identity) -> (usize, u32) {
+        match identity.source {
+            Source::Local => (GUEST_CONNECTIONS_MAX, 1),
+            Source::Token if identity.pod_name.is_some() => (GUEST_CONNECTIONS_MAX, 1),
+            Source::Token | Source::Certificate => (self.all.div_ceil(2), GUESTS_OF_ACCOUNT),
+            // All clients of a relay that does not ask who they are.
+            Source::Anonymous => (self.all, u32::MAX),
+        }
+    }
+
+    /// Hash of a client: of its user, and of the pod or else the node that its token is bound to. Many guests may have
+    /// one account.
+    fn hash(&self, identity: &Identity) -> u64 {
+        let bound_to = identity.pod_name.as_ref().or(identity.node_name.as_ref());
+        let source = match identity.source {
+            Source::Token => 0_u8,
+            Source::Certificate => 1,
+            Source::Local => 2,
+            Source::Anonymous => 3,
+        };
+        self.hashes.hash_one((source, &identity.username, identity.pod_name.is_some(), bound_to))
+    }
+}
+
+impl State {
+    /// Counts another connection of an identity.
+    fn admit(
+        &mut self,
+        places: &Places,
+        hash: u64,
+        (share, guests): (usize, u32),
+    ) -> Result<Arc<RequestLimit>, NoPlace> {
+        let own = self.known.get(&hash).map_or(0, |known| known.connections);
+        if own >= share {
+            return Err(NoPlace::Share(share));
+        }
+        let left = places.all.saturating_sub(self.known_count);
+        if left == 0 || left <= places.reserve && own > 0 {
+            return Err(NoPlace::Full);
+        }
+        if self.known.len() >= 2 * self.known_count.max(KNOWN_KEPT) {
+            let now = Instant::now();
+            self.known.retain(|_, known| known.connections > 0 || !known.requests.is_whole(now));
+        }
+        let known = self.known.entry(hash);
+        let known = known.or_insert_with(|| Known { connections: 0, requests: Arc::new(RequestLimit::new(guests)) });
+        known.connections += 1;
+        self.known_count += 1;
+        Ok(known.requests.clone())
+    }
+
+    fn end_asking(&mut self, origin: &Origin) {
+        self.asking_count -= 1;
+        take_one(&mut self.asking, origin);
+    }
+}
+
+impl Unknown {
+    fn insert(&mut self, origin: &Origin, id: u64, task: Option<AbortHandle>) {
+        self.change(origin, |connections| connections.insert(id, task));
+    }
+
+    /// Removes a connection. Returns its task; `None` if it is not there.
+    fn remove(&mut self, origin: &Origin, id: u64) -> Option<Option<AbortHandle>> {
+        self.change(origin, |connections| connections.remove(&id))
+    }
+
+    /// Changes the connections of an origin.
+    fn change<R>(&mut self, origin: &Origin, change: impl FnOnce(&mut Connections) -> R) -> R {
+        let mut connections = self.by_origin.remove(origin).unwrap_or_default();
+        if let Some(rank) = rank(&connections) {
+            self.by_count.remove(&rank);
+        }
+        self.count -= connections.len();
+        let result = change(&mut connections);
+        self.count += connections.len();
+        if let Some(rank) = rank(&connections) {
+            self.by_count.insert(rank, origin.clone());
+            self.by_origin.insert(origin.clone(), connections);
+        }
+        result
+    }
+
+    /// Removes the oldest connection of the origin with most.
+    fn remove_oldest(&mut self) -> Option<Option<AbortHandle>> {
+        let ((_, Reverse(id)), origin) = self.by_count.last_key_value()?;
+        let (id, origin) = (*id, origin.clone());
+        self.remove(&origin, id)
+    }
+}
+
+fn rank(connections: &Connections) -> Option<Rank> {
+    connections.first_key_value().map(|(oldest, _)| (connections.len(), Reverse(*oldest)))
+}
+
+impl Place {
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn id(&self) -> PlaceId {
+        PlaceId { origin: self.origin.clone(), id: self.id }
+    }
+
+    /// Lets a request wait for a review; `None` if too many of the origin do.
+    pub(crate) fn ask(&self) -> Option<Asking<'_>> {
+        let mut stage = self.stage();
+        match &mut *stage {
+            Stage::Known(..) => {}
+            Stage::Asking(requests, _) => *requests += 1,
+            Stage::Unknown => {
+                let mut state = self.places.state();
+                let asking = state.asking.get(&self.origin).copied().unwrap_or(0);
+                if asking >= ASKING_MAX || state.asking_count >= self.places.all {
+                    return None;
+                }
+                let task = state.unknown.remove(&self.origin, self.id).flatten();
+                state.asking.insert(self.origin.clone(), asking + 1);
+                state.asking_count += 1;
+                *stage = Stage::Asking(1, task);
+            }
+        }
+        Some(Asking(self))
+    }
+
+    /// Makes the place that of an identity, if it is not one's yet.
+    pub(crate) fn admit(&self, identity: &Identity) -> Result<(), NoPlace> {
+        let mut stage = self.stage();
+        if let Stage::Known(..) = &*stage {
+            return Ok(());
+        }
+        let (hash, share) = (self.places.hash(identity), self.places.share(identity));
+        let mut state = self.places.state();
+        let requests = state.admit(&self.places, hash, share)?;
+        match &*stage {
+            Stage::Asking(..) => state.end_asking(&self.origin),
+            Stage::Unknown | Stage::Known(..) => drop(state.unknown.remove(&self.origin, self.id)),
+        }
+        *stage = Stage::Known(hash, requests);
+        Ok(())
+    }
+
+    /// Counts a request that costs as much as some others, once its client is known. Returns false if the client sends
+    /// too many, on all its connections together.
+    pub(crate) fn admits_request(&self, cost: u32) -> bool {
+        match &*self.stage() {
+            Stage::Known(_, requests) => requests.admits(cost),
+            Stage::Unknown | Stage::Asking(..) => true,
+        }
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let Place { places, origin, id, .. } = self.0;
+        let mut stage = self.0.stage();
+        let Stage::Asking(requests, task) = &mut *stage else { return };
+        *requests -= 1;
+        if *requests == 0 {
+            let mut state = places.state();
+            state.end_asking(origin);
+            state.unknown.insert(origin, *id, task.take());
+            *stage = Stage::Unknown;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = self.places.state();
+        match self.stage.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            Stage::Unknown => drop(state.unknown.remove(&self.origin, self.id)),
+            Stage::Asking(..) => state.end_asking(&self.origin),
+            Stage::Known(hash, requests) => {
+                state.known_count -= 1;
+                let Some(known) = state.known.get_mut(hash) else { return };
+                known.connections -= 1;
+                // Who comes back has not had requests for free meanwhile.
+                if known.connections == 0 && requests.is_whole(Instant::now()) {
+                    state.known.remove(hash);
+                }
+            }
+        }
+    }
+}
+
+/// Counts one down, and removes a count of 0.
+fn take_one<Key: Eq + std::hash::Hash>(counts: &mut HashMap<Key, usize>, key: &Key) {
+    match counts.get_mut(key) {
+        Some(count) if *count > 1 => *count -= 1,
+        _ => drop(counts.remove(key)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request_limit::{REQUEST_INTERVAL, REQUESTS_BURST};
+
+    fn tcp(text: &str) -> PeerAddress {
+        PeerAddress::Tcp(text.parse().unwrap())
+    }
+
+    fn identity(username: &str, source: Source, node: Option<&str>) -> Identity {
+        let node_name = node.map(str::to_owned);
+        Identity { username: username.to_owned(), node_name, source, ..Identity::anonymous() }
+    }
+
+    /// Connection of a client that is known at once.
+    fn known(places: &Arc<Places>, from: &str, username: &str) -> Result<Place, NoPlace> {
+        let (place, _) = places.enter(&tcp(from));
+        place.admit(&identity(username, Source::Token, None)).map(|()| place)
+    }
+
+    fn counts(places: &Places) -> (usize, usize, usize) {
+        let state = places.state();
+        (state.unknown.count, state.asking_count, state.known_count)
+    }
+
+    #[test]
+    fn the_oldest_connection_of_the_origin_with_most_goes_first() {
+        let places = Places::new(40);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut tasks = Vec::new();
+        let mut held = Vec::new();
+        let mut enter = |from: &str| {
+            let (place, has_ended) = places.enter(&tcp(from));
+            let task = runtime.spawn(std::future::pending::<()>());
+            places.set_task(place.id(), task.abort_handle());
+            tasks.push(task);
+            held.push(place);
+            has_ended
+        };
+        for port in 1..=8 {
+            assert!(!enter(&format!("192.0.2.1:{port}")));
+            // A host has all addresses of its network.
+            assert!(!enter(&format!("[2001:db8::{port}]:1")));
+        }
+        assert_eq!(counts(&places), (UNKNOWN_MIN, 0, 0));
+        // The ninth connection of each network takes the place of its own first one, or of the other's.
+        assert!(enter("198.51.100.1:1") && enter("198.51.100.1:2") && enter("[2001:db8::9]:1"));
+        runtime.block_on(tokio::task::yield_now());
+        let ended: Vec<_> = (0..tasks.len()).filter(|index| tasks[*index].is_finished()).collect();
+        assert_eq!(ended, [0, 1, 2]);
+        assert_eq!(counts(&places), (UNKNOWN_MIN, 0, 0));
+        drop(held);
+        assert_eq!(counts(&places), (0, 0, 0));
+        let state = places.state();
+        assert!(state.unknown.by_origin.is_empty() && state.unknown.by_count.is_empty());
+    }
+
+    #[test]
+    fn an_identity_has_a_share_and_the_reserve_is_for_those_without_a_connection() {
+        let places = Places::new(40);
+        let mut held: Vec<_> = (0..20).map(|_| known(&places, "192.0.2.1:1", "a").unwrap()).collect();
+        assert_eq!(known(&places, "[2001:db8::1]:1", "a").unwrap_err(), NoPlace::Share(20));
+        held.extend((0..15).map(|_| known(&places, "192.0.2.1:1", "b").unwrap()));
+        assert_eq!(known(&places, "192.0.2.1:1", "b").unwrap_err(), NoPlace::Full);
+        for name in ["c", "d", "e", "f", "g"] {
+            held.push(known(&places, "192.0.2.1:1", name).unwrap());
+            assert_eq!(known(&places, "192.0.2.1:1", name).unwrap_err(), NoPlace::Full);
+        }
+        assert_eq!(known(&places, "192.0.2.1:1", "h").unwrap_err(), NoPlace::Full);
+        held.remove(0);
+        held.push(known(&places, "192.0.2.1:1", "h").unwrap());
+        assert_eq!(counts(&places), (0, 0, 40));
+        drop(held);
+        assert_eq!((counts(&places), places.state().known.len()), ((0, 0, 0), 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_of_a_client_count_together_also_if_it_comes_back() {
+        let places = Places::new(40);
+        let guest = identity("a", Source::Local, None);
+        let mut admitted = 0;
+        for _ in 0..3 {
+            let held: Vec<_> = (0..2).map(|_| places.enter(&tcp("192.0.2.1:1")).0).collect();
+            held.iter().for_each(|place| place.admit(&guest).unwrap());
+            admitted +=
+                held.iter().flat_map(|place| (0..150).map(|_| place.admits_request(1))).filter(|is| *is).count();
+        }
+        assert_eq!(admitted, REQUESTS_BURST as usize);
+        assert_eq!(places.state().known.len(), 1);
+        tokio::time::advance(REQUEST_INTERVAL * REQUESTS_BURST).await;
+        let other = known(&places, "192.0.2.1:1", "b").unwrap();
+        let account = identity("c", Source::Token, Some("node-1"));
+        let (of_account, _) = places.enter(&tcp("192.0.2.1:1"));
+        of_account.admit(&account).unwrap();
+        let admitted = (0..30_000).filter(|_| of_account.admits_request(1)).count();
+        assert_eq!(admitted, (REQUESTS_BURST * GUESTS_OF_ACCOUNT) as usize);
+        drop((other, of_account));
+    }
+
+    #[test]
+    fn many_guests_with_one_account_have_shares_of_their_nodes() {
+        let places = Places::new(40);
+        let admit = |identity: &Identity| {
+            let (place, _) = places.enter(&tcp("192.0.2.1:1"));
+            place.admit(identity).map(|()| place)
+        };
+        let guest = |node| identity("system:serviceaccount:guests:agent", Source::Token, Some(node));
+        let held: Vec<_> = (0..20).map(|_| admit(&guest("node-1")).unwrap()).collect();
+        assert_eq!(admit(&guest("node-1")).unwrap_err(), NoPlace::Share(20));
+        let others: Vec<_> = (0..15).map(|_| admit(&guest("node-2")).unwrap()).collect();
+        drop((held, others));
+        let local = identity("vsock 3", Source::Local, None);
+        let held: Vec<_> = (0..GUEST_CONNECTIONS_MAX).map(|_| admit(&local).unwrap()).collect();
+        assert_eq!(admit(&local).unwrap_err(), NoPlace::Share(GUEST_CONNECTIONS_MAX));
+        drop(held);
+        let held: Vec<_> = (0..35).map(|_| admit(&Identity::anonymous()).unwrap()).collect();
+        assert_eq!(admit(&Identity::anonymous()).unwrap_err(), NoPlace::Full);
+        drop(held);
+    }
+
+    #[test]
+    fn a_connection_whose_token_is_under_review_stays_and_each_origin_has_a_bound_of_them() {
+        let places = Places::new(10_000);
+        let (asks, _) = places.enter(&tcp("192.0.2.1:1"));
+        let (first, second) = (asks.ask().unwrap(), asks.ask().unwrap());
+        assert_eq!(counts(&places), (0, 1, 0));
+        drop(first);
+        assert_eq!(counts(&places), (0, 1, 0));
+        drop(second);
+        assert_eq!(counts(&places), (1, 0, 0));
+        let asking = asks.ask().unwrap();
+        asks.admit(&Identity::anonymous()).unwrap();
+        drop(asking);
+        assert_eq!(counts(&places), (0, 0, 1));
+        assert!(asks.ask().is_some());
+        let others: Vec<_> = (0..=ASKING_MAX).map(|_| places.enter(&tcp("192.0.2.1:1")).0).collect();
+        let asking: Vec<_> = others.iter().map(Place::ask).collect();
+        assert_eq!(asking.iter().filter(|asking| asking.is_none()).count(), 1);
+        assert!(places.enter(&tcp("192.0.2.2:1")).0.ask().is_some());
+        drop(asking);
+        drop((others, asks));
+        assert_eq!((counts(&places), places.state().asking.len()), ((0, 0, 0), 0));
+    }
+}
