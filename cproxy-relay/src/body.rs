@@ -1,7 +1,7 @@
 //! Bodies of responses. None holds more than a small chunk that is not shared with other clients.
 
 use std::{
-    convert::Infallible,
+    io,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -88,12 +88,12 @@ impl WatchBody {
 
 impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let chunk = match &mut *self {
             Self::Short(bytes) => Poll::Ready(Some(std::mem::take(bytes))),
             Self::Shared { bytes, .. } => Poll::Ready(Some(bytes.split_to(CHUNK_BYTES.min(bytes.len())))),
@@ -109,6 +109,9 @@ impl Body for ResponseBody {
                     Some(chunk) if chunk.is_empty() => {
                         context.waker().wake_by_ref();
                         return Poll::Pending;
+                    }
+                    None if list.is_cut() => {
+                        return Poll::Ready(Some(Err(io::Error::other("too much has changed since the list began"))));
                     }
                     chunk => Poll::Ready(chunk),
                 }

@@ -21,6 +21,9 @@ use tokio::{
 /// Age of the oldest event.
 const HISTORY_AGE_MAX: Duration = Duration::from_secs(15 * 60);
 
+/// Share of the history above which the events of one namespace are compacted: one in this many.
+const NAMESPACE_SHARE: usize = 8;
+
 /// Time for which a request waits for a version that the relay does not have yet, as at the API server
 /// (apiserver/pkg/storage/cacher/watch_cache.go 1.36).
 const WAIT_MAX: Duration = Duration::from_secs(3);
@@ -149,9 +152,18 @@ impl Cache {
         }
     }
 
-    /// Forgets the oldest events of all kinds until the histories are within their bound.
+    /// Compacts the events of namespaces with more than their share, and forgets the oldest events of all kinds until
+    /// the histories are within their bound.
     fn bound_history(&self) {
         while self.history_bytes() > self.history_bytes_max {
+            let collections = self.kinds.iter().map(|kind| &kind.collection);
+            let largest = collections.filter_map(|collection| Some((collection.largest_namespace()?, collection)));
+            if let Some(((namespace, bytes), collection)) = largest.max_by_key(|((_, bytes), _)| *bytes)
+                && bytes > self.history_bytes_max / NAMESPACE_SHARE
+            {
+                collection.compact(&namespace);
+                continue;
+            }
             let collections = self.kinds.iter().map(|kind| &kind.collection);
             let oldest = collections.filter_map(|collection| Some((collection.oldest_event()?, collection)));
             let Some((_, collection)) = oldest.min_by_key(|(at, _)| *at) else { return };

@@ -61,26 +61,33 @@ impl Compression {
         [Self::Zstd, Self::Gzip].into_iter().find(|compression| accepts(compression.as_str()))
     }
 
-    fn compress(self, list: List) -> std::io::Result<Vec<u8>> {
+    fn compress(self, mut list: List) -> std::io::Result<Vec<u8>> {
         match self {
             Self::Zstd => {
                 let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), ZSTD_LEVEL)?;
                 encoder.window_log(WINDOW_LOG)?;
                 encoder.include_checksum(true)?;
-                for chunk in list {
+                for chunk in list.by_ref() {
                     encoder.write_all(&chunk)?;
                 }
+                whole(&list)?;
                 encoder.finish()
             }
             Self::Gzip => {
                 let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-                for chunk in list {
+                for chunk in list.by_ref() {
                     encoder.write_all(&chunk)?;
                 }
+                whole(&list)?;
                 encoder.finish()
             }
         }
     }
+}
+
+/// Fails if a list has ended early.
+fn whole(list: &List) -> std::io::Result<()> {
+    if list.is_cut() { Err(std::io::Error::other("too much has changed since the list began")) } else { Ok(()) }
 }
 
 /// Compressed list that clients ask for.

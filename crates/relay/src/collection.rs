@@ -5,10 +5,9 @@
 //! the history is given up, and clients list anew.
 
 use std::{
-    cmp::Ordering,
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    iter, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -19,6 +18,7 @@ use crate::{
     event::Event,
     filter::Filter,
     object::{Meta, Object, with_version},
+    objects::{Entry, Objects},
     watch::Start,
     watchers::Watchers,
     wire::{Change, Format},
@@ -33,39 +33,24 @@ const CONSIDERED_MAX: usize = 1024;
 /// Lists after which watches can be resumed from before and after the list, but not from between.
 const GAPS_MAX: usize = 64;
 
+/// Bytes of a namespace's events below which nothing is gained by compacting them.
+const COMPACTED_MIN: usize = 64 << 10;
+
 /// Batches that clients at the same place share.
 const BATCHES_KEPT: usize = 4;
 
-/// Key of an object. The order is that of the API server's lists: by the text `NAMESPACE/NAME`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Key {
-    namespace: Box<str>,
-    name: Box<str>,
-}
+/// Changes that a list that is under way may miss: bytes of the events, and of what snapshots do not share. It bounds
+/// what all clients together keep alive that read slowly.
+const LAG_BYTES_MAX: usize = 16 << 20;
 
-impl Key {
-    fn of(meta: &Meta) -> Self {
-        Self { namespace: meta.namespace.clone(), name: meta.name.clone() }
-    }
+/// Bytes of one chunk of objects, which a change copies, about.
+const CHUNK_BYTES: usize = 4 << 10;
 
-    fn namespace_bytes(&self) -> impl Iterator<Item = u8> {
-        self.namespace.bytes().chain(iter::once(b'/'))
-    }
-}
+/// Namespace and name of an object.
+type Key = (Box<str>, Box<str>);
 
-impl Ord for Key {
-    fn cmp(&self, other: &Self) -> Ordering {
-        if self.namespace == other.namespace {
-            return self.name.cmp(&other.name);
-        }
-        self.namespace_bytes().cmp(other.namespace_bytes())
-    }
-}
-
-impl PartialOrd for Key {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
+fn key_of(meta: &Meta) -> Key {
+    (meta.namespace.clone(), meta.name.clone())
 }
 
 /// Input of a collection.
@@ -109,15 +94,29 @@ pub struct Snapshot {
     pub epoch: u64,
     /// Sequence number of the first later event.
     pub(crate) next_sequence: u64,
-    /// The objects, by namespace and name.
-    pub objects: Arc<[Arc<Object>]>,
+    held: Arc<Held>,
+}
+
+/// Objects of a snapshot, as long as not too much has changed since.
+#[derive(Debug, Default)]
+struct Held(Mutex<Option<Arc<Objects>>>);
+
+impl Held {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Objects>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Snapshot {
     /// Its place in the history alone.
     #[must_use]
     pub fn without_objects(self) -> Self {
-        Self { objects: Arc::new([]), ..self }
+        Self { held: Arc::default(), ..self }
+    }
+
+    /// The objects; `None` once too much has changed since.
+    pub(crate) fn objects(&self) -> Option<Arc<Objects>> {
+        self.held.lock().clone()
     }
 }
 
@@ -161,11 +160,17 @@ struct State {
     /// Objects of the list that cannot be read and have no last state, until each is read or deleted. The list is not
     /// complete before: whoever came here from another server with it would lose them.
     unread: BTreeSet<Key>,
-    objects: BTreeMap<Key, Entry>,
+    objects: Objects,
     /// Objects of the list that is under way.
     listing: Option<Vec<Listed>>,
     history: VecDeque<Arc<Event>>,
     history_bytes: usize,
+    /// Bytes of the history by namespace.
+    namespace_bytes: HashMap<Box<str>, NamespaceBytes>,
+    /// Bytes of all events so far, and of what snapshots do not share.
+    pushed_bytes: usize,
+    /// Snapshots that clients may still read, and `pushed_bytes` at the time of each.
+    snapshots: VecDeque<(usize, Weak<Held>)>,
     /// Sequence number of the first event of the history.
     first_sequence: u64,
     oldest_version: u64,
@@ -181,11 +186,12 @@ struct State {
     snapshot: Option<Snapshot>,
 }
 
-#[derive(Debug)]
-struct Entry {
-    object: Arc<Object>,
-    /// Sequence number of the event that brought the object.
-    sequence: Option<u64>,
+/// Bytes of one namespace's events.
+#[derive(Debug, Default)]
+struct NamespaceBytes {
+    bytes: usize,
+    /// What was left when they were compacted last.
+    compacted: usize,
 }
 
 #[derive(Debug)]
@@ -251,7 +257,7 @@ impl Collection {
     pub fn unread(&self) -> Option<(usize, String)> {
         let state = self.state();
         let first = state.unread.first()?;
-        Some((state.unread.len(), format!("{}/{}", first.namespace, first.name).trim_start_matches('/').to_owned()))
+        Some((state.unread.len(), format!("{}/{}", first.0, first.1).trim_start_matches('/').to_owned()))
     }
 
     /// The present objects; `None` before the first list is complete.
@@ -264,8 +270,7 @@ impl Collection {
     /// An object.
     #[must_use]
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        let key = Key { namespace: namespace.into(), name: name.into() };
-        self.state().objects.get(&key).map(|entry| entry.object.clone())
+        self.state().objects.get(namespace, name).map(|entry| entry.object.clone())
     }
 
     /// Number of events after the snapshot; `None` if no watch can be resumed from it.
@@ -289,6 +294,21 @@ impl Collection {
     #[must_use]
     pub fn history_bytes(&self) -> usize {
         self.state().history_bytes
+    }
+
+    /// Namespace with most bytes in the history, of those that compacting may make smaller.
+    #[must_use]
+    pub fn largest_namespace(&self) -> Option<(Box<str>, usize)> {
+        let state = self.state();
+        let is_worth = |of: &NamespaceBytes| of.bytes > 2 * of.compacted + COMPACTED_MIN;
+        let largest = state.namespace_bytes.iter().filter(|(_, of)| is_worth(of)).max_by_key(|(_, of)| of.bytes);
+        largest.map(|(namespace, of)| (namespace.clone(), of.bytes))
+    }
+
+    /// Makes the events of a namespace smaller: of those that a later one about the same object follows, only what a
+    /// client has to know stays.
+    pub fn compact(&self, namespace: &str) {
+        self.state().compact(namespace);
     }
 
     /// Forgets the oldest event.
@@ -386,16 +406,18 @@ impl State {
         if let Some(snapshot) = &self.snapshot {
             return Snapshot { version: self.version, ..snapshot.clone() };
         }
-        let objects = self.objects.values().map(|entry| entry.object.clone()).collect();
+        let held = Arc::new(Held(Mutex::new(Some(Arc::new(self.objects.clone())))));
+        self.pushed_bytes += self.objects.clone_bytes() + CHUNK_BYTES;
+        self.snapshots.push_back((self.pushed_bytes, Arc::downgrade(&held)));
         let (version, epoch, next_sequence) = (self.version, self.epoch, self.next_sequence());
-        self.snapshot.insert(Snapshot { kind, version, epoch, next_sequence, objects }).clone()
+        self.snapshot.insert(Snapshot { kind, version, epoch, next_sequence, held }).clone()
     }
 
     fn apply(&mut self, update: Update, now: Instant) -> Outcome {
         match &update {
-            Update::Applied(object) | Update::Deleted(object) => drop(self.unread.remove(&Key::of(&object.meta))),
+            Update::Applied(object) | Update::Deleted(object) => drop(self.unread.remove(&key_of(&object.meta))),
             Update::DeletedUnreadable(namespace, name, _) => {
-                self.unread.remove(&Key { namespace: namespace.clone(), name: name.clone() });
+                self.unread.remove(&(namespace.clone(), name.clone()));
             }
             _ => {}
         }
@@ -403,13 +425,13 @@ impl State {
             Update::ListStarted => self.listing = Some(Vec::new()),
             Update::Listed(object) => self.listing.get_or_insert_default().push(Listed::Object(object)),
             Update::ListedUnreadable(namespace, name) => {
-                self.listing.get_or_insert_default().push(Listed::Unreadable(Key { namespace, name }));
+                self.listing.get_or_insert_default().push(Listed::Unreadable((namespace, name)));
             }
             Update::ListDone(version) => return self.end_list(version, now),
             Update::Applied(object) => return self.apply_change(object, false, now),
             Update::Deleted(object) => return self.apply_change(object, true, now),
             Update::DeletedUnreadable(namespace, name, version) => {
-                if let Some(entry) = self.objects.get(&Key { namespace, name }) {
+                if let Some(entry) = self.objects.get(&namespace, &name) {
                     return self.apply_change(with_version(&entry.object, version), true, now);
                 }
                 self.confirm(version);
@@ -452,11 +474,10 @@ impl State {
 
     /// Replaces or removes an object without an event.
     fn replace(&mut self, object: Object, is_deletion: bool) {
-        let key = Key::of(&object.meta);
         if is_deletion {
-            self.objects.remove(&key);
+            self.objects.remove(&object.meta.namespace, &object.meta.name);
         } else {
-            self.objects.insert(key, Entry { object: Arc::new(object), sequence: None });
+            self.objects.insert(Entry { object: Arc::new(object), sequence: None });
         }
     }
 
@@ -464,37 +485,105 @@ impl State {
     /// is nothing to tell: an object is deleted that is not known.
     fn add_event(&mut self, object: Object, is_deletion: bool, listed: Option<u64>, now: Instant) -> bool {
         self.snapshot = None;
-        let key = Key::of(&object.meta);
-        let previous = self.objects.remove(&key);
+        let previous = self.objects.get(&object.meta.namespace, &object.meta.name).cloned();
         let change = match (&previous, is_deletion) {
             (None, true) => return false,
             (Some(_), true) => Change::Deleted,
             (None, false) => Change::Added,
             (Some(_), false) => Change::Modified,
         };
-        let superseded = previous.as_ref().and_then(|entry| entry.sequence?.checked_sub(self.first_sequence));
-        if let Some(event) = superseded.and_then(|index| self.history.get(usize::try_from(index).ok()?)) {
-            event.supersede();
+        if let Some(sequence) = previous.as_ref().and_then(|entry| entry.sequence) {
+            self.supersede(sequence);
         }
         let event = Event::new(change, object, previous.map(|entry| entry.object), listed, now);
-        if !is_deletion {
+        if is_deletion {
+            self.objects.remove(&event.object.meta.namespace, &event.object.meta.name);
+        } else {
             let sequence = Some(self.next_sequence());
-            self.objects.insert(key, Entry { object: event.object.clone(), sequence });
+            self.objects.insert(Entry { object: event.object.clone(), sequence });
         }
         self.push(event);
         true
     }
 
+    /// Records that a later event has a newer state of an event's object.
+    fn supersede(&mut self, sequence: u64) {
+        let index = sequence.checked_sub(self.first_sequence).and_then(|index| usize::try_from(index).ok());
+        if let Some(index) = index
+            && let Some(event) = self.history.get(index)
+        {
+            self.replace_event(index, event.superseded());
+        }
+    }
+
+    fn replace_event(&mut self, index: usize, event: Event) {
+        let Some(place) = self.history.get_mut(index) else { return };
+        let before = mem::replace(place, Arc::new(event)).size_bytes();
+        let (after, namespace) = (place.size_bytes(), place.object.meta.namespace.clone());
+        self.count_bytes(&namespace, after, before);
+    }
+
+    /// Adds bytes of a namespace's events and takes others off.
+    fn count_bytes(&mut self, namespace: &str, more: usize, less: usize) {
+        self.history_bytes = (self.history_bytes + more).saturating_sub(less);
+        if !self.namespace_bytes.contains_key(namespace) {
+            self.namespace_bytes.insert(namespace.into(), NamespaceBytes::default());
+        }
+        if let Some(of_namespace) = self.namespace_bytes.get_mut(namespace) {
+            of_namespace.bytes = (of_namespace.bytes + more).saturating_sub(less);
+            if of_namespace.bytes == 0 {
+                self.namespace_bytes.remove(namespace);
+            }
+        }
+    }
+
     fn push(&mut self, event: Event) {
         let sequence = self.next_sequence();
         self.watchers.record(&event.object.meta.name, sequence);
-        self.history_bytes += event.size_bytes();
+        self.pushed_bytes += event.object.size_bytes();
+        self.count_bytes(&event.object.meta.namespace.clone(), event.size_bytes(), 0);
         self.history.push_back(Arc::new(event));
+        self.forget_snapshots(LAG_BYTES_MAX);
+    }
+
+    /// Frees the objects of snapshots before the last changes of this many bytes: clients that still read them list
+    /// anew.
+    fn forget_snapshots(&mut self, lag_bytes_max: usize) {
+        while let Some((at, held)) = self.snapshots.front() {
+            match held.upgrade() {
+                Some(held) if self.pushed_bytes - at > lag_bytes_max => *held.lock() = None,
+                Some(_) => break,
+                None => {}
+            }
+            self.snapshots.pop_front();
+        }
+    }
+
+    /// See [`Collection::compact`].
+    fn compact(&mut self, namespace: &str) {
+        // Index of the next event about each object.
+        let mut next = HashMap::<Box<str>, usize>::new();
+        for index in (0..self.history.len()).rev() {
+            let is_due = |event: &&Arc<Event>| *event.object.meta.namespace == *namespace && !event.is_void();
+            let Some(event) = self.history.get(index).filter(is_due).cloned() else { continue };
+            let later = next.insert(event.object.meta.name.clone(), index);
+            let Some(compacted) = event.compacted(later.is_some()) else { continue };
+            if let Some(later) = later
+                && event.change == Change::Added
+                && let Some(appearance) = self.history.get(later).and_then(|later| later.as_appearance())
+            {
+                self.replace_event(later, appearance);
+            }
+            self.replace_event(index, compacted);
+        }
+        if let Some(of_namespace) = self.namespace_bytes.get_mut(namespace) {
+            of_namespace.compacted = of_namespace.bytes;
+        }
     }
 
     fn forget_oldest(&mut self) {
         let Some(event) = self.history.pop_front() else { return };
-        self.history_bytes = self.history_bytes.saturating_sub(event.size_bytes());
+        self.count_bytes(&event.object.meta.namespace, 0, event.size_bytes());
         self.first_sequence += 1;
         self.oldest_version = self.oldest_version.max(event.known_from);
     }
@@ -502,9 +591,14 @@ impl State {
     /// Gives up the history and begins a new one at a version. Objects that are left from the old one and are newer get
     /// this version: clients take no object to be newer than the list that has it.
     fn reset(&mut self, version: u64) {
-        for entry in self.objects.values_mut().filter(|entry| entry.object.meta.version > version) {
-            entry.object = Arc::new(with_version(&entry.object, version));
-        }
+        self.objects.for_each(|entry| {
+            entry.sequence = None;
+            if entry.object.meta.version > version {
+                entry.object = Arc::new(with_version(&entry.object, version));
+            }
+        });
+        self.forget_snapshots(0);
+        self.namespace_bytes.clear();
         self.first_sequence = self.next_sequence();
         self.history.clear();
         self.batches.clear();
@@ -530,8 +624,8 @@ impl State {
         for listed in listed {
             match listed {
                 Listed::Object(object) => self.replace(object, false),
-                Listed::Unreadable(key) => match kept.remove(&key) {
-                    Some(Entry { object, .. }) => drop(self.objects.insert(key, Entry { object, sequence: None })),
+                Listed::Unreadable(key) => match kept.remove(&key.0, &key.1) {
+                    Some(Entry { object, .. }) => drop(self.objects.insert(Entry { object, sequence: None })),
                     None => drop(self.unread.insert(key)),
                 },
             }
@@ -545,8 +639,8 @@ impl State {
     fn contradicts(&self, listed: &[Listed], version: u64) -> bool {
         let is_known = |listed: &Listed| match listed {
             Listed::Object(object) if object.meta.version <= self.version => {
-                let key = Key::of(&object.meta);
-                self.objects.get(&key).is_some_and(|entry| entry.object.meta.version == object.meta.version)
+                let known = self.objects.get(&object.meta.namespace, &object.meta.name);
+                known.is_some_and(|entry| entry.object.meta.version == object.meta.version)
             }
             Listed::Object(_) | Listed::Unreadable(_) => true,
         };
@@ -565,8 +659,7 @@ impl State {
             self.add_event(with_version(&object, known), true, Some(version), now);
         }
         for object in &changed {
-            let key = Key::of(&object.meta);
-            let previous = self.objects.get(&key).map(|entry| &entry.object);
+            let previous = self.objects.get(&object.meta.namespace, &object.meta.name).map(|entry| &entry.object);
             if let Some(previous) = previous.filter(|previous| !previous.meta.is_seen_like(&object.meta)) {
                 let gone = with_version(previous, known);
                 self.push(Event::out_of_sight(gone, object.meta.clone(), version, now));
@@ -583,12 +676,12 @@ impl State {
     /// Objects of a list that have changed, and known ones that it lacks.
     fn differences(&self, listed: Vec<Listed>) -> (Vec<Object>, Vec<Arc<Object>>) {
         let mut missing: BTreeMap<Key, Arc<Object>> =
-            self.objects.iter().map(|(key, entry)| (key.clone(), entry.object.clone())).collect();
+            self.objects.iter().map(|entry| (key_of(&entry.object.meta), entry.object.clone())).collect();
         let mut changed = Vec::new();
         for listed in listed {
             match listed {
                 Listed::Object(object) => {
-                    missing.remove(&Key::of(&object.meta));
+                    missing.remove(&key_of(&object.meta));
                     if object.meta.version > self.version {
                         changed.push(object);
                     }

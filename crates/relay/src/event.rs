@@ -1,19 +1,14 @@
 //! Event of the history, encoded once for all clients.
 
-use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
 
 use crate::{
+    fields::fields,
     filter::Filter,
     json::object_json,
-    object::{Meta, Object, with_version},
+    object::{METADATA, Meta, Object, with_version},
     wire::{Change, Format, event_frame, event_line},
 };
 
@@ -21,7 +16,7 @@ use crate::{
 const FRAME_TAIL_BYTES: usize = 4;
 
 /// Change of an object.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Event {
     pub(crate) change: Change,
     /// Version of the change, which the object has. An object that vanished unseen has the last version before.
@@ -32,13 +27,14 @@ pub(crate) struct Event {
     before: Before,
     pub(crate) at: Instant,
     frame: Bytes,
-    line: OnceLock<Bytes>,
     /// A later event has a newer state of the object.
-    is_superseded: AtomicBool,
+    is_superseded: bool,
+    /// No client needs it: it has no state of the object.
+    is_void: bool,
 }
 
 /// State of the object before a change, as far as clients that do not see all need it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Before {
     /// It was not there, or was seen by those who see it now.
     Same,
@@ -85,19 +81,21 @@ impl Event {
             before,
             at,
             frame,
-            line: OnceLock::new(),
-            is_superseded: AtomicBool::new(false),
+            is_superseded: false,
+            is_void: false,
         }
     }
 
-    /// Bytes that the event takes, roughly. Its JSON counts as much as its protobuf, although few clients need it.
+    /// Bytes that the event takes, roughly, without those of a state that the collection has anyway.
     pub(crate) fn size_bytes(&self) -> usize {
         let before = match &self.before {
             Before::Same => 0,
             Before::Differs(object) | Before::Removed(object) => object.size_bytes(),
             Before::OutOfSight(meta) => meta.size_bytes(),
         };
-        self.object.size_bytes() + before + self.frame.len() + size_of::<Self>()
+        let is_present = self.change != Change::Deleted && !self.is_superseded;
+        let state = if is_present { 0 } else { self.frame.len() };
+        self.object.meta.size_bytes() + state + before + size_of::<Self>()
     }
 
     /// Type of the event for a client that may see only some objects; `None` if it does not concern the client
@@ -128,7 +126,7 @@ impl Event {
     fn encoded(&self, format: Format) -> Bytes {
         match format {
             Format::Protobuf => self.frame.clone(),
-            Format::Json => self.line.get_or_init(|| encode(self.change, &self.object, format)).clone(),
+            Format::Json => encode(self.change, &self.object, format),
         }
     }
 
@@ -144,17 +142,80 @@ impl Event {
         }
     }
 
-    /// Records that a later event has a newer state of the object.
-    pub(crate) fn supersede(&self) {
-        self.is_superseded.store(true, Ordering::Relaxed);
+    /// The event once a later one has a newer state of the object. A mere change is void then.
+    pub(crate) fn superseded(&self) -> Self {
+        let superseded = Self { is_superseded: true, ..self.clone() };
+        let is_void = self.change == Change::Modified && matches!(self.before, Before::Same);
+        if is_void { superseded.voided() } else { superseded }
+    }
+
+    /// The event without what most clients can do without; `None` if it stays as it is. `is_followed`: a later event is
+    /// about the same object.
+    ///
+    /// An object that appears and then changes appears later ([`Self::as_appearance`]), one that appears and vanishes
+    /// does not appear, and an object vanishes with its metadata alone. Clients that were in between get an addition or
+    /// a deletion twice.
+    pub(crate) fn compacted(&self, is_followed: bool) -> Option<Self> {
+        let stub = |object: &Arc<Object>| Arc::new(stub(object));
+        match (self.change, &self.before) {
+            (Change::Added, Before::Same) if is_followed => Some(self.clone().voided()),
+            (Change::Deleted, Before::Same | Before::OutOfSight(_)) => {
+                Some(self.clone().with_object(stub(&self.object)))
+            }
+            (_, Before::Differs(previous)) => {
+                Some(Self { before: Before::Differs(stub(previous)), ..self.clone() }.reduced(is_followed))
+            }
+            (_, Before::Removed(previous)) => {
+                Some(Self { before: Before::Removed(stub(previous)), ..self.clone() }.reduced(is_followed))
+            }
+            _ => None,
+        }
+    }
+
+    /// The event of a change as that of an addition; `None` if it is none that all clients see.
+    pub(crate) fn as_appearance(&self) -> Option<Self> {
+        let is_change = self.change == Change::Modified && matches!(self.before, Before::Same);
+        is_change.then(|| {
+            let appearance = Self { change: Change::Added, ..self.clone() };
+            let object = appearance.object.clone();
+            appearance.with_object(object)
+        })
+    }
+
+    pub(crate) fn is_void(&self) -> bool {
+        self.is_void
+    }
+
+    fn reduced(self, is_followed: bool) -> Self {
+        let object = Arc::new(stub(&self.object));
+        if is_followed { self.with_object(object) } else { self }
+    }
+
+    fn voided(self) -> Self {
+        let object = Object { protobuf: Bytes::new(), ..Object::clone(&self.object) };
+        Self { object: Arc::new(object), frame: Bytes::new(), is_void: true, ..self }
+    }
+
+    fn with_object(self, object: Arc<Object>) -> Self {
+        let frame = event_frame(self.change, object.kind, &object.protobuf);
+        Self { object, frame, ..self }
     }
 
     /// Whether a client to which the event is this type of change can do without it, since it gets the later event.
     /// Only a change can be left out: without an addition or deletion, the client would not know which objects there
     /// are.
     pub(crate) fn can_be_left_out(&self, change: Change) -> bool {
-        change == Change::Modified && self.is_superseded.load(Ordering::Relaxed)
+        self.is_void || change == Change::Modified && self.is_superseded
     }
+}
+
+/// An object with its metadata alone.
+fn stub(object: &Object) -> Object {
+    let mut protobuf = Vec::new();
+    for field in fields(&object.protobuf).filter_map(Result::ok).filter(|field| field.number == METADATA) {
+        protobuf.extend_from_slice(field.encoded);
+    }
+    Object { protobuf: protobuf.into(), ..object.clone() }
 }
 
 /// An object as an event.

@@ -12,6 +12,7 @@ mod filter;
 mod json;
 mod list;
 mod object;
+mod objects;
 mod query;
 mod selector;
 mod watch;

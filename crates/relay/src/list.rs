@@ -6,6 +6,8 @@ use crate::{
     collection::Snapshot,
     filter::Filter,
     json::object_json,
+    object::Object,
+    objects::{Cursor, Objects},
     wire::{Format, list_head, list_tail, protobuf_item_bytes, push_protobuf_item},
 };
 
@@ -20,23 +22,30 @@ pub struct List {
     snapshot: Snapshot,
     filter: Filter,
     format: Format,
-    /// Number of objects of the snapshot that are encoded; `None` before the head.
-    encoded: Option<usize>,
+    /// Next object to be encoded; `None` before the head.
+    next: Option<Cursor>,
     has_items: bool,
     is_over: bool,
+    is_cut: bool,
 }
 
 impl List {
     /// A list of the objects that `filter` has.
     #[must_use]
     pub fn new(snapshot: Snapshot, filter: Filter, format: Format) -> Self {
-        Self { snapshot, filter, format, encoded: None, has_items: false, is_over: false }
+        Self { snapshot, filter, format, next: None, has_items: false, is_over: false, is_cut: false }
     }
 
-    fn head(&self) -> Vec<u8> {
+    /// Whether it has ended before all was encoded: too much has changed since.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    fn head(&self, objects: &Objects) -> Vec<u8> {
         let items_bytes = match self.format {
             Format::Protobuf => {
-                let objects = self.snapshot.objects.iter().filter(|object| self.filter.has(object));
+                let objects = objects.iter().map(|entry| &entry.object).filter(|object| self.filter.has(object));
                 objects.map(|object| protobuf_item_bytes(&object.protobuf)).sum()
             }
             Format::Json => 0,
@@ -44,8 +53,10 @@ impl List {
         list_head(self.format, self.snapshot.kind, self.snapshot.version, items_bytes)
     }
 
-    fn push(&mut self, chunk: &mut Vec<u8>, index: usize) {
-        let Some(object) = self.snapshot.objects.get(index).filter(|object| self.filter.has(object)) else { return };
+    fn push(&mut self, chunk: &mut Vec<u8>, object: &Object) {
+        if !self.filter.has(object) {
+            return;
+        }
         match self.format {
             Format::Protobuf => push_protobuf_item(chunk, &object.protobuf),
             Format::Json => {
@@ -66,18 +77,22 @@ impl Iterator for List {
         if self.is_over {
             return None;
         }
-        let mut chunk = if self.encoded.is_none() { self.head() } else { Vec::new() };
-        let mut encoded = self.encoded.unwrap_or(0);
-        let end = self.snapshot.objects.len().min(encoded + CHUNK_OBJECTS_MAX);
-        while chunk.len() < CHUNK_BYTES && encoded < end {
-            self.push(&mut chunk, encoded);
-            encoded += 1;
+        let Some(objects) = self.snapshot.objects() else {
+            (self.is_over, self.is_cut) = (true, true);
+            return None;
+        };
+        let mut chunk = if self.next.is_none() { self.head(&objects) } else { Vec::new() };
+        let (mut next, mut considered) = (self.next.unwrap_or_default(), 0);
+        while chunk.len() < CHUNK_BYTES && considered < CHUNK_OBJECTS_MAX {
+            let Some(object) = objects.next(&mut next) else {
+                chunk.extend_from_slice(list_tail(self.format));
+                self.is_over = true;
+                break;
+            };
+            self.push(&mut chunk, object);
+            considered += 1;
         }
-        self.encoded = Some(encoded);
-        if encoded == self.snapshot.objects.len() {
-            chunk.extend_from_slice(list_tail(self.format));
-            self.is_over = true;
-        }
+        self.next = Some(next);
         Some(chunk.into())
     }
 }

@@ -30,7 +30,7 @@ const OWNER_REFERENCES: u32 = 13;
 const MANAGED_FIELDS: u32 = 17;
 
 /// Field numbers of the objects.
-const METADATA: u32 = 1;
+pub(crate) const METADATA: u32 = 1;
 const SPEC: u32 = 2;
 /// Fields of v1.ServiceSpec that field selectors may name.
 const CLUSTER_IP: u32 = 3;

@@ -11,6 +11,7 @@ use crate::{
     collection::{Added, Collection, Part, Place, Snapshot, WatchPlace},
     event::encode,
     filter::Filter,
+    objects::Cursor,
     wire::{Change, Format, Status, bookmark},
 };
 
@@ -58,7 +59,7 @@ pub struct Watch {
 /// Initial events that are still to be sent.
 struct Initial {
     snapshot: Snapshot,
-    sent: usize,
+    next: Cursor,
     sends_end: bool,
 }
 
@@ -76,7 +77,7 @@ impl Watch {
         let (version, initial) = match start {
             Start::After(version) => (version, None),
             Start::Initial { snapshot, sends_end } => {
-                (snapshot.version, Some(Initial { snapshot, sent: 0, sends_end }))
+                (snapshot.version, Some(Initial { snapshot, next: Cursor::default(), sends_end }))
             }
         };
         Self { collection, options, format, slot, place, version, confirmations, initial, is_over: false }
@@ -101,12 +102,15 @@ impl Watch {
             return Poll::Ready(None);
         }
         if self.initial.is_some() {
-            let bytes = self.next_initial();
-            if !bytes.is_empty() {
-                return Poll::Ready(Some(bytes));
-            }
-            if self.initial.is_some() {
-                return let_others_go_first(waker);
+            match self.next_initial() {
+                Some(bytes) if !bytes.is_empty() => return Poll::Ready(Some(bytes)),
+                Some(_) if self.initial.is_some() => return let_others_go_first(waker),
+                Some(_) => {}
+                // Too much has changed meanwhile.
+                None => {
+                    self.initial = None;
+                    return Poll::Ready(self.expire());
+                }
             }
         }
         match self.next_part(waker) {
@@ -164,27 +168,27 @@ impl Watch {
         bookmark(self.format, self.collection.kind(), self.version, ends_initial_events)
     }
 
-    /// The next initial events; empty if the client sees none of the objects that were looked at.
-    fn next_initial(&mut self) -> Bytes {
-        let Some(initial) = self.initial.as_mut() else { return Bytes::new() };
-        let (mut bytes, end) = (Vec::new(), initial.sent + INITIAL_OBJECTS_MAX);
-        while bytes.len() < INITIAL_BYTES
-            && initial.sent < end
-            && let Some(object) = initial.snapshot.objects.get(initial.sent)
-        {
-            initial.sent += 1;
+    /// The next initial events; empty if the client sees none of the objects that were looked at, `None` if they are
+    /// gone.
+    fn next_initial(&mut self) -> Option<Bytes> {
+        let Some(initial) = self.initial.as_mut() else { return Some(Bytes::new()) };
+        let objects = initial.snapshot.objects()?;
+        let (mut bytes, mut considered) = (Vec::new(), 0);
+        while bytes.len() < INITIAL_BYTES && considered < INITIAL_OBJECTS_MAX {
+            let Some(object) = objects.next(&mut initial.next) else {
+                let sends_end = initial.sends_end;
+                self.initial = None;
+                if sends_end {
+                    bytes.extend_from_slice(&self.bookmark(true));
+                }
+                break;
+            };
+            considered += 1;
             if self.options.filter.has(object) {
                 bytes.extend_from_slice(&encode(Change::Added, object, self.format));
             }
         }
-        if initial.sent >= initial.snapshot.objects.len() {
-            let sends_end = initial.sends_end;
-            self.initial = None;
-            if sends_end {
-                bytes.extend_from_slice(&self.bookmark(true));
-            }
-        }
-        bytes.into()
+        Some(bytes.into())
     }
 }
 

@@ -166,6 +166,8 @@ struct Replica {
     /// First version that includes each event of the history.
     history: VecDeque<u64>,
     forgotten: u64,
+    /// Clients may get additions and deletions twice.
+    has_compacted: bool,
     epoch: u64,
     now: Instant,
 }
@@ -184,6 +186,7 @@ impl Replica {
             gaps: Vec::new(),
             history: VecDeque::new(),
             forgotten: 0,
+            has_compacted: false,
             epoch: 0,
             now: Instant::now(),
         }
@@ -533,7 +536,7 @@ impl Client {
 
     fn receive(&mut self, event: Received, replica: &Replica, vague: &BTreeSet<Key>) {
         let active = self.active.as_mut().expect("a client that receives watches");
-        let is_alone = self.replicas.len() == 1;
+        let is_alone = self.replicas.len() == 1 && !replica.has_compacted;
         assert!(!active.is_refused || matches!(event, Received::Error(_)), "{:?}: {event:?}", self.version);
         match event {
             Received::Added(service) => {
@@ -627,6 +630,10 @@ impl World {
             7..=10 => (0..b % 8).for_each(|_| self.follow(replica)),
             11 => self.replicas[replica].bookmark(&self.server),
             12 => self.replicas[replica].list(&self.server, b),
+            13 if c % 4 == 3 => {
+                self.replicas[replica].has_compacted = true;
+                self.replicas[replica].collection.compact(["x", "y"][usize::from(b) % 2]);
+            }
             13 => self.replicas[replica].forget(b % 4, c & 1 == 0),
             14 => drop(self.server.next_version(b)),
             15 if self.server.backups.len() < BACKUPS_MAX => self.server.backups.push(self.server.data.clone()),

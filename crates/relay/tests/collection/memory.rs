@@ -14,6 +14,7 @@ use cproxy_core::{ResourceKind, api::Service};
 use cproxy_relay_core::{
     Collection, Filter, Format, List, Object, Selector, Start, Update, Upstream, Watch, WatchOptions,
 };
+use cproxy_testing::relay_client::{Received, read_events};
 use prost::Message;
 
 const CLIENTS: usize = 1000;
@@ -28,12 +29,21 @@ impl Wake for Nothing {
 }
 
 fn service(name: &str, version: u64, bytes: usize) -> Object {
+    with(name, version, bytes / 2, bytes / 2)
+}
+
+/// As large as objects can be; labels are short.
+fn large(name: &str, version: u64) -> Object {
+    with(name, version, 10, 1_400_000)
+}
+
+fn with(name: &str, version: u64, label_bytes: usize, bytes: usize) -> Object {
     let mut service = Service::default();
     service.metadata.name = name.to_owned();
     service.metadata.namespace = "default".to_owned();
     service.metadata.resource_version = version.to_string();
-    service.metadata.labels.insert("app".to_owned(), "x".repeat(bytes / 2));
-    service.spec.external_ips.push("x".repeat(bytes / 2));
+    service.metadata.labels.insert("app".to_owned(), "x".repeat(label_bytes));
+    service.spec.external_ips.push("x".repeat(bytes));
     let (metadata, protobuf) = Upstream::<Service>::decode(&*service.encode_to_vec()).expect("protobuf").into_parts();
     Object::new(ResourceKind::Services, metadata, protobuf.into()).expect("it has a name and a version")
 }
@@ -136,6 +146,83 @@ fn a_history_has_a_bound_whatever_happens() {
         collection.forget_oldest();
     }
     assert_eq!(collection.history_bytes(), 0, "all that was counted is taken off again");
+}
+
+/// Names of the Services of a watch's events.
+fn names(collection: &Arc<Collection>, version: u64) -> Vec<String> {
+    let mut watch = watch(collection, None, version);
+    let mut names = Vec::new();
+    while let Poll::Ready(Some(part)) = watch.poll_next(Waker::noop()) {
+        for event in read_events(&part, true) {
+            match event {
+                Received::Added(service) => names.push(format!("added {}", service.metadata.name)),
+                Received::Modified(service) => names.push(format!("modified {}", service.metadata.name)),
+                Received::Deleted(service) => names.push(format!("deleted {}", service.metadata.name)),
+                Received::Bookmark(..) => {}
+                Received::Error(code) => names.push(format!("error {code}")),
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn updates_of_large_objects_leave_the_others_their_history() {
+    let collection = collection(2);
+    let apply = |update| assert!(!collection.apply(update, Instant::now()).is_reset);
+    apply(Update::Applied(service("service-0", 10, 100)));
+    for version in 11..40 {
+        apply(Update::Applied(large("service-1", version)));
+    }
+    // The first change has other labels, so that some clients see the object appear in that state.
+    assert!(collection.history_bytes() < 1_500_000, "{}", collection.history_bytes());
+    assert_eq!(names(&collection, 3), ["modified service-0", "modified service-1"]);
+    // Objects that come and go keep their names alone, once it is needed.
+    for version in 0..30 {
+        apply(Update::Applied(large("late", 100 + 2 * version)));
+        apply(Update::Deleted(large("late", 101 + 2 * version)));
+    }
+    assert!(collection.history_bytes() > 10 << 20);
+    let (namespace, bytes) = collection.largest_namespace().expect("a namespace");
+    assert_eq!((&*namespace, bytes), ("default", collection.history_bytes()));
+    collection.compact(&namespace);
+    assert!(collection.history_bytes() < 100_000, "{}", collection.history_bytes());
+    assert_eq!(collection.largest_namespace(), None, "there is no more to gain");
+    let deletions = ["deleted late"; 30];
+    assert_eq!(names(&collection, 3), [&["modified service-0", "modified service-1"][..], &deletions].concat());
+    // One that stays appears.
+    apply(Update::Applied(service("late", 200, 100)));
+    apply(Update::Applied(service("late", 201, 100)));
+    collection.compact("default");
+    assert_eq!(names(&collection, 199), ["added late"]);
+    while collection.history_bytes() > 0 {
+        collection.forget_oldest();
+    }
+}
+
+/// Clients that begin lists and do not read them, while the cluster changes.
+#[test]
+fn lists_that_nobody_reads_keep_little_alive_together() {
+    let collection = collection(30_000);
+    let mut lists = Vec::new();
+    let bytes = measure(|| {
+        for version in 0..2_000 {
+            let name = format!("service-{}", version * 7 % 30_000);
+            collection.apply(Update::Applied(service(&name, 40_000 + version, 20_000)), Instant::now());
+            let mut list = List::new(collection.snapshot().expect("a list"), filter(None), Format::Protobuf);
+            assert!(list.next().is_some());
+            lists.push(list);
+            while collection.history_bytes() > 1 << 20 {
+                collection.forget_oldest();
+            }
+        }
+    });
+    // The objects themselves have grown by 2,000 times 19 KB.
+    let kept = bytes.bytes_current - 2_000 * 19_000;
+    assert!(kept < 24 << 20, "{kept} bytes");
+    let cut = lists.iter_mut().map(|list| list.by_ref().count()).filter(|chunks| *chunks == 0).count();
+    assert!((100..1_999).contains(&cut), "{cut}");
+    assert!(lists.first().is_some_and(List::is_cut) && lists.last().is_some_and(|list| !list.is_cut()));
 }
 
 #[test]
