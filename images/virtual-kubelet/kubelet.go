@@ -36,8 +36,8 @@ func (p *provider) follow(ctx context.Context) error {
 	others := informers.NewSharedInformerFactory(p.client, resync)
 	podController, err := node.NewPodController(node.PodControllerConfig{
 		PodClient: p.client.CoreV1(), EventRecorder: p.events, Provider: p,
-		PodInformer: pods.Core().V1().Pods(), SecretInformer: others.Core().V1().Secrets(),
-		ConfigMapInformer: others.Core().V1().ConfigMaps(), ServiceInformer: others.Core().V1().Services(),
+		PodInformer: pods.Core().V1().Pods(), SecretInformer: secrets{p.client},
+		ConfigMapInformer: configMaps{p.client}, ServiceInformer: others.Core().V1().Services(),
 	})
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ func (p *provider) follow(ctx context.Context) error {
 	}
 	pods.Start(ctx.Done())
 	others.Start(ctx.Done())
-	// Variables of the environment may come from all of them.
+	// Variables of the environment may come from all Services.
 	others.WaitForCacheSync(ctx.Done())
 	ended := make(chan error, 2)
 	go func() { ended <- podController.Run(ctx, workers) }()

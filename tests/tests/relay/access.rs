@@ -180,6 +180,12 @@ fn wrong_settings_end_the_relay_with_one_line() {
         (&["--listen", ","], 2, "an address is empty"),
         (&["--listen", "127.0.0.1:7443", "--authentication", "maybe"], 2, "possible values: token-review, none"),
         (&["--listen", "127.0.0.1:7443", "--history-bytes", "x"], 2, "--history-bytes"),
+        (
+            &["--listen", "127.0.0.1:7443", "--authentication", "none", "--token-audiences", "a"],
+            2,
+            "--token-audiences is for",
+        ),
+        (&["--listen", "127.0.0.1:7443", "--token-audiences", "a,"], 2, "an empty audience"),
         (&["--nothing"], 2, "--nothing"),
     ] {
         let output = relay_command(&sandbox, [&["run", "--kubeconfig", kubeconfig], args].concat());

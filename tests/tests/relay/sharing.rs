@@ -67,6 +67,18 @@ fn an_identity_has_a_share_of_the_connections_and_others_have_theirs() {
 }
 
 #[test]
+fn a_relay_with_an_audience_takes_tokens_for_it_alone() {
+    let sandbox = Sandbox::for_test();
+    let cluster = Cluster::shared(&sandbox);
+    create_account(&cluster);
+    let _relay = cluster.tls_relay().args(["--token-audiences", "fleet,cproxy-relay"]).start();
+    let client = |more: &[&str]| stranger(&cluster).token(&token(&cluster, more));
+    assert_eq!(client(&["--audience=cproxy-relay"]).get(SERVICES).code, 200);
+    let refused = client(&[]).get(SERVICES);
+    expect_refusal(&refused, 401, "Unauthorized", "refuses the token");
+}
+
+#[test]
 fn a_watch_ends_when_its_certificate_has_expired() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::shared(&sandbox);
