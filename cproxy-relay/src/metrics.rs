@@ -12,7 +12,7 @@ use cproxy_access::{RefusalCounters, ReviewCounts};
 use cproxy_daemon::{
     Exposition,
     MetricKind::{self, Counter, Gauge},
-    MetricsFormat,
+    MetricsFormat, log_lines_left_out,
 };
 use cproxy_relay_core::{KINDS, plural};
 
@@ -102,6 +102,7 @@ impl Metrics {
             "TLS handshakes that failed or took too long",
             self.handshakes_failed.get(),
         );
+        text.number("log_lines_left_out_total", Counter, "Lines of the log that nobody took", log_lines_left_out());
         text.number("watch_writes_total", Counter, "Chunks given to watches", self.watch_chunks.get());
         text.number("watch_bytes_total", Counter, "Bytes given to watches", self.watch_bytes.get());
         text.requests(&self.requests.lock().unwrap_or_else(PoisonError::into_inner));

@@ -5,8 +5,11 @@ use std::{
     ffi::OsStr,
     fmt::Display,
     fs::{self, File},
-    io,
-    os::unix::process::{CommandExt, ExitStatusExt},
+    io::{self, Read, Write},
+    os::{
+        fd::OwnedFd,
+        unix::process::{CommandExt, ExitStatusExt},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU32, Ordering},
@@ -17,6 +20,7 @@ use std::{
 pub use rustix::process::Signal;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
+    fs::OFlags,
     process::{Pid, PidfdFlags},
 };
 use serde_json::Value;
@@ -328,6 +332,53 @@ fn command_in<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S]) -> 
     command
 }
 
+/// A pipe that is full, as one that nobody reads.
+#[derive(Debug)]
+pub struct FullPipe {
+    reader: File,
+    writer: File,
+}
+
+impl FullPipe {
+    /// A new one. Writes to it wait.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[expect(clippy::new_without_default, reason = "it makes system calls")]
+    pub fn new() -> Self {
+        let (reader, writer) = rustix::pipe::pipe().expect("cannot make a pipe");
+        let pipe = Self { reader: reader.into(), writer: writer.into() };
+        pipe.fill();
+        pipe
+    }
+
+    /// Fills it again.
+    pub fn fill(&self) {
+        let set = |flags| rustix::fs::fcntl_setfl(&self.writer, flags).expect("cannot change a pipe");
+        set(OFlags::NONBLOCK);
+        while (&self.writer).write(b"\n").is_ok() {}
+        set(OFlags::empty());
+    }
+
+    /// Its end for writers.
+    pub fn writer(&self) -> OwnedFd {
+        self.writer.try_clone().expect("cannot duplicate a descriptor").into()
+    }
+
+    /// Reads what is there, at least a byte.
+    pub fn read(&self) -> String {
+        let mut bytes = vec![0; 1 << 16];
+        let length = (&self.reader).read(&mut bytes).expect("a pipe can be read");
+        String::from_utf8_lossy(bytes.get(..length).unwrap_or_default()).into_owned()
+    }
+}
+
+/// Gives a command this as its standard error, whatever else it is given.
+pub(crate) fn replace_stderr(command: &mut Command, stderr: OwnedFd) {
+    // SAFETY: the closure makes one system call, dup3, between fork and exec.
+    unsafe { command.pre_exec(move || Ok(rustix::stdio::dup2_stderr(&stderr)?)) };
+}
+
 /// Arguments and environment of `cproxy run`, always with the sandbox's cgroup, pin directory and run directory.
 pub type Agent<'s> = Program<'s, AgentSettings>;
 
@@ -391,6 +442,14 @@ impl<'s> Agent<'s> {
     pub fn start(self) -> RunningAgent {
         let (sandbox, placement) = (self.sandbox, self.own.placement);
         let (command, ready) = self.command();
+        RunningAgent { daemon: Daemon::spawn(sandbox, "cproxy", placement, command), ready }
+    }
+
+    /// Starts the agent with this as its standard error, in place of the log file.
+    pub fn start_with_stderr(self, stderr: OwnedFd) -> RunningAgent {
+        let (sandbox, placement) = (self.sandbox, self.own.placement);
+        let (mut command, ready) = self.command();
+        replace_stderr(&mut command, stderr);
         RunningAgent { daemon: Daemon::spawn(sandbox, "cproxy", placement, command), ready }
     }
 

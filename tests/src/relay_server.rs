@@ -4,6 +4,7 @@ use std::{
     ffi::OsStr,
     net::SocketAddr,
     ops::{Deref, DerefMut},
+    os::fd::OwnedFd,
     path::PathBuf,
     process::ExitStatus,
     time::Duration,
@@ -11,7 +12,7 @@ use std::{
 
 use crate::{
     http,
-    process::{Daemon, Signal},
+    process::{Daemon, Signal, replace_stderr},
     program::Program,
     sandbox::{Placement, Sandbox},
 };
@@ -72,6 +73,16 @@ impl<'s> RelayServer<'s> {
         let (sandbox, metrics) = (self.sandbox, self.own.metrics);
         let own = ["--metrics-bind-address".into(), metrics.to_string().into()];
         let command = self.run_command(relay_binary, own);
+        let daemon = Daemon::spawn(sandbox, "cproxy-relay", Placement::Unhooked, command);
+        RunningRelay { daemon, metrics }
+    }
+
+    /// The same with this as its standard error, in place of the log file.
+    pub fn spawn_with_stderr(self, stderr: OwnedFd) -> RunningRelay {
+        let (sandbox, metrics) = (self.sandbox, self.own.metrics);
+        let own = ["--metrics-bind-address".into(), metrics.to_string().into()];
+        let mut command = self.run_command(relay_binary, own);
+        replace_stderr(&mut command, stderr);
         let daemon = Daemon::spawn(sandbox, "cproxy-relay", Placement::Unhooked, command);
         RunningRelay { daemon, metrics }
     }

@@ -49,7 +49,7 @@ pub(super) async fn install_in_child(
         return Err(AgentError::InstallEnded(output.status));
     };
     // The verifier's log, if there is one, precedes the message.
-    lines.iter().for_each(|line| eprintln!("{line}"));
+    lines.into_iter().for_each(cproxy_daemon::write_stderr_line);
     let failure = if output.status.code() == Some(EXIT_RETRY.into()) { Failure::Transient } else { Failure::Lasting };
     Err(AgentError::Install(last.trim_start_matches("cproxy: ").to_owned(), failure))
 }

@@ -6,7 +6,7 @@ use cproxy_core::{
     Capacity, Event, Exclusions, Frontend, KernelTable, Limits, Loss, Op, Reserve, ResourceKind, Retired, Store,
     TablePlanner,
 };
-use cproxy_daemon::memory;
+use cproxy_daemon::{log_lines_left_out, memory};
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     canary::Route,
@@ -225,6 +225,7 @@ impl Reconciler {
             ("backends_room", capacity.slots.into()),
             ("services_without_room", self.planner.without_capacity() as u64),
             ("lists_doubted", self.list_judge.doubts()),
+            ("log_lines_left_out", log_lines_left_out()),
         ]);
         gauges.extend(self.source.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges

@@ -18,7 +18,7 @@ use tracing_subscriber::{
     registry,
 };
 
-use crate::{json_lines::JsonLines, log_limit::LogLimit, recent_lines::RecentLines};
+use crate::{json_lines::JsonLines, log_limit::LogLimit, log_output::LogOutput, recent_lines::RecentLines};
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -44,7 +44,9 @@ impl LogFilter {
     pub fn start(level: Level, format: LogFormat) -> Self {
         let filter = Self { level: Arc::new(Mutex::new(level)), ..Self::unused() };
         let recent = filter.recent.clone();
-        let lines = fmt::layer().with_target(false).with_writer(move || recent.beside(io::stderr()));
+        // Opened before rights are given up.
+        LogOutput::get();
+        let lines = fmt::layer().with_target(false).with_writer(move || recent.beside(LogOutput::get()));
         // There is one log in a process, so that none was set before.
         let started = match format {
             LogFormat::Text => {

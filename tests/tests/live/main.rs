@@ -10,6 +10,7 @@ mod connects;
 mod frontends;
 mod get;
 mod health;
+mod log;
 mod lost_objects;
 mod manifests;
 mod other_users;

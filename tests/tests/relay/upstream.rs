@@ -1,13 +1,19 @@
 //! The relay's requests at the API server, and clients while the API server fails: they see nothing but the changes.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use cproxy_tests::{
     api::{Api, Reply},
     audit::{AuditLog, AuditedRequest},
     control_plane::{ADDRESS, PORT, SECOND_PORT},
     manifest::http_service,
-    process::{Signal, eventually},
+    process::{FullPipe, Signal, eventually},
     relay::Relay,
     relay_server::{RelayServer, RunningRelay},
     sandbox::Sandbox,
@@ -257,4 +263,36 @@ fn a_list_without_an_object_that_cannot_be_read_is_not_complete() {
     assert_eq!((client.get("/readyz").code, client.get(SERVICES).code, client.get(SLICES).code), (503, 503, 200));
     let log = relay.log();
     assert!(log.contains("Service default/broken: Service.spec.ports: a list was expected; its last state"), "{log}");
+}
+
+#[test]
+fn a_log_that_nobody_reads_keeps_the_relay_from_nothing() {
+    let sandbox = Sandbox::for_test();
+    let objects = versioned(http_service("web", "10.96.0.10", ["10.244.0.1"]));
+    let fails = Arc::new(AtomicBool::new(false));
+    let failing = fails.clone();
+    let api = Api::serve(&sandbox, move |target| match failing.load(Ordering::Relaxed) {
+        true => Reply::error(500),
+        false if target.contains("watch=true") => Reply::error(410),
+        false => in_json(target, &objects),
+    });
+    let pipe = FullPipe::new();
+    let relay = RelayServer::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).listen(RELAY);
+    let mut relay = relay.without_authentication().spawn_with_stderr(pipe.writer());
+    relay.wait_ready(PATIENCE);
+    fails.store(true, Ordering::Relaxed);
+    let left_out = "cproxy_relay_log_lines_left_out_total";
+    let before = relay.metric(left_out);
+    eventually(PATIENCE, "the relay has lines to say", || match relay.metric(left_out) - before {
+        3.0.. => Ok(()),
+        more => Err(more),
+    });
+    fails.store(false, Ordering::Relaxed);
+    let asked = api.asked().len();
+    eventually(PATIENCE, "the relay goes on", || match api.asked().len() - asked {
+        6.. => Ok(()),
+        more => Err(more),
+    });
+    relay.signal(Signal::TERM);
+    assert!(relay.wait(PATIENCE).is_some_and(|status| status.success()));
 }
