@@ -354,6 +354,7 @@ mod tests {
                 "listed a",
                 "done 5",
                 "Watch fieldSelector=a%3Db resourceVersion=5",
+                "pause",
                 "Watch fieldSelector=a%3Db resourceVersion=5",
                 "info https://api:6443/ has not confirmed the services since their watch was resumed: listing anew",
                 "pause",

@@ -14,7 +14,6 @@ use cproxy_network::NetworkChanges;
 use super::{
     failure::{ApiError, Operation},
     follow::{ApiSource, follow},
-    message::ListMetadata,
     message_reader::MessageReader,
     resources::WatchedResource,
     response::{Accepted, Response},
@@ -199,12 +198,12 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
             wanted = self.subscriber.wanted(), if is_watch => match wanted {
                 Wanted::Bookmark => {
                     self.wants_bookmark = true;
-                    Ok(Input::Ended(ListMetadata::default()))
+                    Ok(Input::Moved)
                 }
                 Wanted::List => Ok(Input::ListWanted),
             },
             // A watch moves to a better connection. A list that is under way ends where it is.
-            () = link.superseded(), if is_watch => Ok(Input::Ended(ListMetadata::default())),
+            () = link.superseded(), if is_watch => Ok(Input::Moved),
         };
         if has_ended && self.subscriber.end_watch().await {
             input = Ok(Input::Unconfirmed);

@@ -20,6 +20,8 @@ pub(super) enum Input<K> {
     Ended(ListMetadata),
     /// A watch that was resumed has shown nothing for too long.
     Unconfirmed,
+    /// The watch goes on with another request, on a better connection or for a bookmark.
+    Moved,
     /// The subscriber wants a list.
     ListWanted,
     /// The request or its response has failed.

@@ -199,7 +199,7 @@ impl WatchState {
         let selectors = self.sent_selectors(collection.selectors);
         let (mut event, resource) = (None, K::PLURAL);
         let (log, next) = match failure.recovery(selectors.has_optional_fields(), K::LOST_WITHOUT.is_some()) {
-            Recovery::Resume => (None, Next::Request),
+            Recovery::Resume => (None, history.end_watch()),
             Recovery::DropFieldSelector => {
                 self.drop_optional_fields();
                 let fields = selectors.fields.text();
@@ -296,7 +296,7 @@ fn advance_list<K: WatchedResource>(
         // A list has items only.
         Input::Received(Message::Deleted(_) | Message::Bookmark(_)) => return Err(ApiError::Incomplete),
         Input::Ended(metadata) => return Ok(ListProgress::Complete(metadata.resource_version)),
-        Input::Unconfirmed | Input::ListWanted => return Err(ApiError::Incomplete),
+        Input::Unconfirmed | Input::ListWanted | Input::Moved => return Err(ApiError::Incomplete),
     }))
 }
 
@@ -309,7 +309,7 @@ fn advance_watch<K: WatchedResource>(
         Input::Failed(error) => return Err(error),
         Input::Accepted(_) => {
             history.end_refusals();
-            history.confirmation.record_watch();
+            history.begin_watch();
             return Ok((None, Next::Read));
         }
         Input::Received(Message::Applied(object)) => {
@@ -330,9 +330,11 @@ fn advance_watch<K: WatchedResource>(
             *version = required_version(now)?;
             WatchEvent::Bookmark(version.clone())
         }
-        Input::Ended(_) | Input::Unconfirmed | Input::ListWanted => return Ok((None, Next::Request)),
+        Input::Ended(_) => return Ok((None, history.end_watch())),
+        Input::Unconfirmed | Input::ListWanted | Input::Moved => return Ok((None, Next::Request)),
     };
     history.confirmation.confirm();
+    history.watch_since = None;
     Ok((Some(event), Next::Read))
 }
 
@@ -825,6 +827,33 @@ mod tests {
             let without = listing_without_fields();
             assert_eq!(*machine.state(), without, "features return with the next complete list");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watches_that_end_at_once_become_rare_and_others_are_resumed_at_once() {
+        let mut machine = Machine::watching("7", true);
+        let watch = |machine: &mut Machine| drop(machine.step::<Service>(accepted()));
+        let ends: [fn() -> Input<Service>; 2] =
+            [|| Input::Ended(ListMetadata::default()), || Input::Failed(ApiError::Cut)];
+        let pauses: Vec<_> = (0..8)
+            .map(|round| {
+                watch(&mut machine);
+                let Next::RequestAfter(pause) = machine.step(ends[round % 2]()).next else { panic!("no pause") };
+                pause.duration
+            })
+            .collect();
+        assert!(pauses.first().is_some_and(|pause| *pause < RETRY_PAUSE * 2), "{pauses:?}");
+        assert!(pauses.last().is_some_and(|pause| *pause >= Duration::from_secs(30)), "{pauses:?}");
+        for input in [bookmark("7"), Input::Received(Message::Applied(versioned("8")))] {
+            watch(&mut machine);
+            machine.step::<Service>(input);
+            assert_eq!(machine.step::<Service>(Input::Ended(ListMetadata::default())).next, Next::Request);
+        }
+        watch(&mut machine);
+        assert_eq!(machine.step::<Service>(Input::Moved).next, Next::Request);
+        watch(&mut machine);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(machine.step::<Service>(Input::Ended(ListMetadata::default())).next, Next::Request);
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::confirmation::Confirmation;
 use crate::{
     backoff::{Backoff, jitter},
-    step::Log,
+    step::{Log, Next},
 };
 
 /// First pause after an error, as in client-go.
@@ -13,6 +15,9 @@ pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(800);
 /// First pause after a watch that was too old. That is no error in itself, but a server may answer every watch like
 /// that.
 pub(super) const EXPIRED_PAUSE: Duration = Duration::from_millis(250);
+
+/// Watches that last less and show nothing end at once (client-go/tools/cache/reflector.go 1.36).
+const SHORT_WATCH: Duration = Duration::from_secs(1);
 
 /// First pause after the refusal of an optional resource. It doubles with each refusal.
 pub(super) const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -37,6 +42,10 @@ pub(crate) struct History {
     /// Version from which the last bad watch began: one that ended with an error event or unreadable data.
     bad_version: Option<String>,
     pub(super) confirmation: Confirmation,
+    /// Begin of a watch that has shown nothing yet.
+    pub(super) watch_since: Option<Instant>,
+    /// Pauses after watches that ended at once.
+    short: Backoff,
     pub(super) retry: Backoff,
     pub(super) expired: Backoff,
     pub(super) refused_pause: Duration,
@@ -53,6 +62,8 @@ impl History {
             spreads_lists,
             bad_version: None,
             confirmation: Confirmation::new(),
+            watch_since: None,
+            short: Backoff::new(RETRY_PAUSE),
             retry: Backoff::new(RETRY_PAUSE),
             expired: Backoff::new(EXPIRED_PAUSE),
             refused_pause: REFUSED_PAUSE,
@@ -64,6 +75,21 @@ impl History {
     pub(super) fn record_list(&mut self, object_count: u32) {
         (self.has_list, self.has_objects, self.object_count) = (true, object_count > 0, object_count);
         self.confirmation.record_list();
+    }
+
+    /// Records a watch that the server has accepted.
+    pub(super) fn begin_watch(&mut self) {
+        self.watch_since = Some(Instant::now());
+        self.confirmation.record_watch();
+    }
+
+    /// Ends a watch in an orderly way. Returns the next request: at once, or after a growing pause if the watch has
+    /// lasted less than a second and shown nothing, as in client-go. A server or proxy may end each watch like that.
+    pub(super) fn end_watch(&mut self) -> Next {
+        match self.watch_since.take() {
+            Some(since) if since.elapsed() < SHORT_WATCH => Next::request_after(self.short.next()),
+            _ => Next::Request,
+        }
     }
 
     /// Random time before a new list, which many agents may need at once.
