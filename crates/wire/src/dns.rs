@@ -3,20 +3,25 @@
 //! The C library's resolver cannot be used. Its sockets cannot be marked, so with a ClusterIP in resolv.conf the agent
 //! would depend on its own table. In a static binary it also needs shared libraries, which a small guest lacks.
 //!
-//! The rules are those of resolv.conf(5) and hosts(5): search list, ndots, attempts, timeout; TCP for long answers.
+//! The rules are those of resolv.conf(5) and hosts(5): search list, ndots, attempts, timeout; TCP for long answers. Other
+//! than the C library, it asks the next nameserver after a second, and one that did not answer last for a minute.
 
 use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    io, iter,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
     path::Path,
+    pin::pin,
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use cproxy_core::printable;
 use cproxy_network::SocketSetup;
 use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, Question, RCODE, TYPE, rdata::RData};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, UdpSocket},
+    task::JoinSet,
 };
 
 use super::connector::within;
@@ -37,6 +42,18 @@ const ATTEMPTS_MAX: u32 = 5;
 /// Longest answer over UDP without EDNS (RFC 1035, 2.3.4).
 const UDP_ANSWER_BYTES_MAX: usize = 512;
 
+/// Time after which the next nameserver is asked, too.
+const STAGGER: Duration = Duration::from_secs(1);
+
+/// Time for which a nameserver that has not answered comes last.
+const SILENT_TIME: Duration = Duration::from_secs(60);
+
+/// Time for the answer of one family, once the other has addresses.
+const OTHER_FAMILY_WAIT: Duration = Duration::from_millis(250);
+
+/// Nameservers that have not answered, and when.
+static SILENT: Mutex<Vec<(SocketAddr, Instant)>> = Mutex::new(Vec::new());
+
 /// Settings of resolv.conf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Resolver {
@@ -45,6 +62,8 @@ struct Resolver {
     ndots: usize,
     timeout: Duration,
     attempts: u32,
+    /// The first nameserver whose address cannot be read.
+    unreadable: Option<String>,
 }
 
 /// Whether the host is this machine by its name (RFC 6761, 6.3).
@@ -103,6 +122,25 @@ pub async fn probe_nameservers(limit: Duration) -> Vec<(IpAddr, io::Result<Durat
     answers
 }
 
+/// Address of a nameserver. One that is local to a link has the name or number of its network device behind `%`.
+fn nameserver(word: &str) -> Option<SocketAddr> {
+    let Some((address, scope)) = word.split_once('%') else {
+        return Some(SocketAddr::new(word.parse().ok()?, DNS_PORT));
+    };
+    let scope = scope.parse().ok().or_else(|| index_of(scope))?;
+    Some(SocketAddrV6::new(address.parse().ok()?, DNS_PORT, 0, scope).into())
+}
+
+/// Index of a network device that has an IPv6 address, as the nameserver's must (Documentation/filesystems/proc.rst).
+fn index_of(device: &str) -> Option<u32> {
+    let addresses = std::fs::read_to_string("/proc/net/if_inet6").ok()?;
+    let mut lines = addresses.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    lines.find_map(|words| match words.as_slice() {
+        [_, index, .., name] if *name == device => u32::from_str_radix(index, 16).ok(),
+        _ => None,
+    })
+}
+
 /// Text of a file; a missing one is empty.
 fn text_of(root: &Path, file: &str) -> String {
     std::fs::read_to_string(root.join(file)).unwrap_or_default()
@@ -127,22 +165,25 @@ impl Resolver {
             ndots: 1,
             timeout: Duration::from_secs(5),
             attempts: 2,
+            unreadable: None,
         };
         for line in text.lines() {
             let line = line.split(['#', ';']).next().unwrap_or_default();
             let mut words = line.split_ascii_whitespace();
             match words.next() {
-                Some("nameserver") => {
-                    let address = words.next().and_then(|word| word.parse().ok());
-                    resolver.nameservers.extend(address.map(|address| SocketAddr::new(address, DNS_PORT)));
-                }
+                Some("nameserver") => match words.next().map(|word| nameserver(word).ok_or(word)) {
+                    Some(Ok(server)) => resolver.nameservers.push(server),
+                    Some(Err(word)) => drop(resolver.unreadable.get_or_insert_with(|| printable(word))),
+                    None => {}
+                },
                 Some("search" | "domain") => resolver.search = words.map(str::to_owned).collect(),
                 Some("options") => words.for_each(|word| resolver.option(word)),
                 _ => {}
             }
         }
         resolver.nameservers.truncate(NAMESERVERS_MAX);
-        if resolver.nameservers.is_empty() {
+        // One that cannot be read is not this machine.
+        if resolver.nameservers.is_empty() && resolver.unreadable.is_none() {
             resolver.nameservers.push(local);
         }
         resolver
@@ -170,38 +211,103 @@ impl Resolver {
     }
 
     /// Resolves a host. A failure for one name or family does not hide the addresses of another. If no nameserver
-    /// answers the first query in time, no others are sent, so that the failure is logged soon.
+    /// answers the first queries in time, no others are sent, so that the failure is logged soon.
     async fn resolve(&self, host: &str, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
+        if let (Some(word), true) = (&self.unreadable, self.nameservers.is_empty()) {
+            let message = format!("/{RESOLV_CONF} has no nameserver but {word}, which is no address: correct it");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
         let mut last = io::Error::new(io::ErrorKind::NotFound, "no nameserver has an address for it");
         let mut has_answer = false;
         for name in self.candidates(host) {
-            let mut found = Vec::new();
-            for kind in [TYPE::A, TYPE::AAAA] {
-                match self.query_all(&name, kind, setup).await {
-                    Ok(addresses) => {
-                        has_answer = true;
-                        found.extend(addresses);
-                    }
+            let found = self.query_both(&name, setup).await;
+            has_answer |= found.iter().any(Result::is_ok);
+            let mut addresses = Vec::new();
+            for found in found {
+                match found {
+                    Ok(found) => addresses.extend(found),
                     Err(error) if !has_answer && error.kind() == io::ErrorKind::TimedOut => return Err(error),
                     Err(error) => last = error,
                 }
             }
-            if !found.is_empty() {
-                return Ok(found);
+            if !addresses.is_empty() {
+                return Ok(addresses);
             }
         }
         Err(last)
     }
 
-    /// Queries the nameservers in turn until one answers. "No such name" is an answer without addresses.
+    /// Answers for both families, which are asked for together. One that has addresses waits for the other only a
+    /// moment: some nameservers never answer for IPv6.
+    async fn query_both(&self, name: &str, setup: &SocketSetup) -> Vec<io::Result<Vec<IpAddr>>> {
+        let mut first = pin!(self.query_all(name, TYPE::A, setup));
+        let mut second = pin!(self.query_all(name, TYPE::AAAA, setup));
+        let has_some = |answer: &io::Result<Vec<IpAddr>>| answer.as_ref().is_ok_and(|found| !found.is_empty());
+        tokio::select! {
+            v4 = &mut first => {
+                let wait = if has_some(&v4) { OTHER_FAMILY_WAIT } else { Duration::MAX };
+                let v6 = tokio::time::timeout(wait, second).await.ok();
+                iter::once(v4).chain(v6).collect()
+            }
+            v6 = &mut second => {
+                let wait = if has_some(&v6) { OTHER_FAMILY_WAIT } else { Duration::MAX };
+                let v4 = tokio::time::timeout(wait, first).await.ok();
+                v4.into_iter().chain(iter::once(v6)).collect()
+            }
+        }
+    }
+
+    /// Nameservers in the order in which they are asked: those that did not answer a moment ago come last.
+    fn order(&self) -> Vec<SocketAddr> {
+        let (silent, now) = (SILENT.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+        let is_silent = |server: &SocketAddr| {
+            silent.iter().any(|(other, at)| other == server && now.saturating_duration_since(*at) < SILENT_TIME)
+        };
+        let mut order = self.nameservers.clone();
+        order.sort_by_key(is_silent);
+        order
+    }
+
+    /// Queries the nameservers until one answers: each a second after the one before, or as soon as that has failed.
+    /// "No such name" is an answer without addresses.
     async fn query_all(&self, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
         let mut last = io::Error::other("no nameserver");
         for _ in 0..self.attempts {
-            for &server in &self.nameservers {
-                let answer = tokio::time::timeout(self.timeout, query_server(server, name, kind, setup)).await;
-                match answer.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))) {
-                    Ok(addresses) => return Ok(addresses),
-                    Err(error) => last = io::Error::new(error.kind(), format!("nameserver {}: {error}", server.ip())),
+            let (order, mut queries) = (self.order(), JoinSet::new());
+            let end = Instant::now() + self.timeout;
+            // Servers that were asked, in this order, and whether each has answered.
+            let mut asked = Vec::new();
+            let mut servers = order.into_iter();
+            loop {
+                let next = servers.next();
+                if let Some(server) = next {
+                    let (name, setup, index) = (name.to_owned(), setup.clone(), asked.len());
+                    queries.spawn(async move { (index, query_server(server, &name, kind, &setup).await) });
+                    asked.push((server, false));
+                }
+                let until = if next.is_some() { (Instant::now() + STAGGER).min(end) } else { end };
+                match tokio::time::timeout_at(until.into(), queries.join_next()).await {
+                    Ok(Some(Ok((index, Ok(addresses))))) => {
+                        record_silence(asked.iter().take(index));
+                        return Ok(addresses);
+                    }
+                    Ok(Some(Ok((index, Err(error))))) => {
+                        let Some((server, has_answered)) = asked.get_mut(index) else { continue };
+                        *has_answered = true;
+                        last = io::Error::new(error.kind(), format!("nameserver {}: {error}", server.ip()));
+                    }
+                    Ok(Some(Err(error))) => last = io::Error::other(error),
+                    // All have failed.
+                    Ok(None) => break,
+                    Err(_) if Instant::now() >= end => {
+                        if let Some((server, _)) = asked.iter().find(|(_, has_answered)| !has_answered) {
+                            let message = format!("nameserver {}: no answer in time", server.ip());
+                            last = io::Error::new(io::ErrorKind::TimedOut, message);
+                        }
+                        record_silence(&asked);
+                        break;
+                    }
+                    Err(_) => {}
                 }
             }
         }
@@ -209,12 +315,21 @@ impl Resolver {
     }
 }
 
+/// Remembers those of some nameservers that have not answered.
+fn record_silence<'a>(asked: impl IntoIterator<Item = &'a (SocketAddr, bool)>) {
+    let (mut silent, now) = (SILENT.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+    for (server, _) in asked.into_iter().filter(|(_, has_answered)| !has_answered) {
+        silent.retain(|(other, at)| other != server && now.saturating_duration_since(*at) < SILENT_TIME);
+        silent.push((*server, now));
+    }
+}
+
 async fn query_server(server: SocketAddr, name: &str, kind: TYPE, setup: &SocketSetup) -> io::Result<Vec<IpAddr>> {
     let id = random_id()?;
     let query = encode_query(id, name, kind)?;
-    match parse_answer(&query_over_udp(server, &query, setup).await?, id)? {
+    match parse_answer(&query_over_udp(server, &query, setup).await?, &query)? {
         DnsAnswer::Addresses(addresses) => Ok(addresses),
-        DnsAnswer::Truncated => match parse_answer(&query_over_tcp(server, &query, setup).await?, id)? {
+        DnsAnswer::Truncated => match parse_answer(&query_over_tcp(server, &query, setup).await?, &query)? {
             DnsAnswer::Addresses(addresses) => Ok(addresses),
             DnsAnswer::Truncated => Err(io::Error::other("the answer is truncated even over TCP")),
         },
@@ -236,7 +351,7 @@ fn encode_query(id: u16, name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
 }
 
 /// Sends a query over UDP and returns its answer. The connected socket receives from the server only. Datagrams with
-/// another id are ignored.
+/// another number or question are ignored.
 async fn query_over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
     let any = if server.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let socket = UdpSocket::bind((any, 0)).await?;
@@ -247,7 +362,9 @@ async fn query_over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -
         let mut answer = vec![0; UDP_ANSWER_BYTES_MAX];
         let length = socket.recv(&mut answer).await?;
         answer.truncate(length);
-        if answer.get(..2) == query.get(..2) {
+        // That to another query is ignored.
+        let is_other = |error: &io::Error| error.kind() == io::ErrorKind::InvalidData;
+        if !parse_answer(&answer, query).as_ref().is_err_and(is_other) {
             return Ok(answer);
         }
     }
@@ -271,9 +388,19 @@ enum DnsAnswer {
     Truncated,
 }
 
-fn parse_answer(bytes: &[u8], id: u16) -> io::Result<DnsAnswer> {
-    let packet = Packet::parse(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-    if packet.id() != id || !packet.has_flags(PacketFlag::RESPONSE) {
+/// Reads the answer to a query, whose number and question it has to repeat.
+fn parse_answer(bytes: &[u8], query: &[u8]) -> io::Result<DnsAnswer> {
+    let parse =
+        |bytes| Packet::parse(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()));
+    let (packet, query) = (parse(bytes)?, parse(query)?);
+    // A server that cannot read the question may leave it out.
+    let is_same = |(one, other): (&Question<'_>, &Question<'_>)| {
+        one.qtype == other.qtype && one.qname.to_string().eq_ignore_ascii_case(&other.qname.to_string())
+    };
+    let has_question = packet.questions.is_empty() && packet.rcode() != RCODE::NoError
+        || packet.questions.len() == query.questions.len()
+            && packet.questions.iter().zip(&query.questions).all(is_same);
+    if packet.id() != query.id() || !packet.has_flags(PacketFlag::RESPONSE) || !has_question {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer to this query"));
     }
     match packet.rcode() {
@@ -345,29 +472,99 @@ mod tests {
             ndots: 5,
             timeout: Duration::from_millis(20),
             attempts: 2,
+            unreadable: None,
         };
         let setup = SocketSetup::none();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let error = runtime.block_on(resolver.resolve("api", &setup)).unwrap_err();
         assert_eq!(error.to_string(), "nameserver 127.0.0.1: no answer in time");
-        let questions = std::iter::from_fn(|| nameserver.recv(&mut [0; 512]).ok());
-        assert_eq!(questions.count(), 2, "as many as there are attempts");
+        let questions = iter::from_fn(|| nameserver.recv(&mut [0; 512]).ok());
+        assert_eq!(questions.count(), 4, "as many of each family as there are attempts");
+    }
+
+    /// Answers questions as the closure says, until the test ends.
+    fn serve(mut answer: impl FnMut(u8) -> Option<u8> + Send + 'static) -> SocketAddr {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let mut query = [0; 512];
+            while let Ok((length, client)) = socket.recv_from(&mut query) {
+                // The type of the question is its last word but one.
+                let Some(last) = answer(query[length - 3]) else { continue };
+                let mut response = query[..length].to_vec();
+                response[2] |= 0x80;
+                if query[length - 3] == 1 {
+                    response[7] = 1;
+                    response.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, last]);
+                }
+                drop(socket.send_to(&response, client));
+            }
+        });
+        address
+    }
+
+    fn resolver(nameservers: Vec<SocketAddr>) -> Resolver {
+        Resolver { nameservers, timeout: Duration::from_secs(5), ..Resolver::parse("") }
+    }
+
+    async fn timed(resolver: &Resolver) -> (Vec<IpAddr>, u128) {
+        let start = Instant::now();
+        let found = resolver.resolve("api.example", &SocketSetup::none()).await.unwrap();
+        (found, start.elapsed().as_millis())
+    }
+
+    #[tokio::test]
+    async fn a_dead_nameserver_costs_a_second_once_and_one_that_drops_aaaa_a_moment() {
+        let (dead, good) = (serve(|_| None), serve(|_| Some(7)));
+        let both = resolver(vec![dead, good]);
+        let (found, millis) = timed(&both).await;
+        assert!(found == [ip("192.0.2.7")] && (900..3_000).contains(&millis), "{found:?} after {millis} ms");
+        let (found, millis) = timed(&both).await;
+        assert!(found == [ip("192.0.2.7")] && millis < 500, "{found:?} after {millis} ms");
+        let deaf = serve(|kind| (kind == 1).then_some(8));
+        let (found, millis) = timed(&resolver(vec![deaf])).await;
+        assert!(found == [ip("192.0.2.8")] && millis < 2_000, "{found:?} after {millis} ms");
+    }
+
+    #[test]
+    fn a_nameserver_of_a_link_keeps_its_device_and_one_that_cannot_be_read_is_not_this_machine() {
+        let resolver = Resolver::parse("nameserver fe80::1%lo\nnameserver fe80::2%7\nnameserver fe80::3%none\n");
+        let index = index_of("lo").unwrap();
+        assert_eq!(
+            resolver.nameservers,
+            [(1, index), (2, 7)].map(|(host, scope)| {
+                SocketAddr::from(SocketAddrV6::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, host), 53, 0, scope))
+            })
+        );
+        let resolver = Resolver::parse("nameserver fe80::3%none\n");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let error = runtime.block_on(resolver.resolve("api", &SocketSetup::none())).unwrap_err();
+        let expected = "/etc/resolv.conf has no nameserver but fe80::3%none, which is no address: correct it";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]
     fn only_a_complete_answer_to_this_query_counts() {
         let question = encode_query(7, "api.example", TYPE::A).unwrap();
-        assert!(parse_answer(&question, 7).is_err(), "a question is no answer");
+        let parse = |bytes: &[u8]| parse_answer(bytes, &question);
+        assert!(parse(&question).is_err(), "a question is no answer");
         let mut answer = question.clone();
         answer[2] |= 0x80;
-        assert_eq!(parse_answer(&answer, 7).unwrap(), DnsAnswer::Addresses(Vec::new()));
-        assert!(parse_answer(&answer, 8).is_err(), "another question's answer");
+        assert_eq!(parse(&answer).unwrap(), DnsAnswer::Addresses(Vec::new()));
+        for other in [(8, "api.example", TYPE::A), (7, "apo.example", TYPE::A), (7, "api.example", TYPE::AAAA)] {
+            let (id, name, kind) = other;
+            let mut other = encode_query(id, name, kind).unwrap();
+            other[2] |= 0x80;
+            assert!(parse(&other).is_err(), "another question's answer: {name} {kind:?} {id}");
+        }
         answer[3] = 2;
-        assert!(parse_answer(&answer, 7).unwrap_err().to_string().contains("ServerFailure"));
+        assert!(parse(&answer).unwrap_err().to_string().contains("ServerFailure"));
+        let refusal = [&answer[..4], &[0; 8]].concat();
+        assert!(parse(&refusal).unwrap_err().to_string().contains("ServerFailure"));
         answer[2] |= 0x02;
-        assert_eq!(parse_answer(&answer, 7).unwrap(), DnsAnswer::Truncated);
+        assert_eq!(parse(&answer).unwrap(), DnsAnswer::Truncated);
         for length in 0..answer.len() {
-            drop(parse_answer(&answer[..length], 7));
+            drop(parse(&answer[..length]));
         }
     }
 }
