@@ -1,6 +1,7 @@
 //! The API server as the source of the cache: one watch for each kind, on one connection.
 
 use std::{
+    future::pending,
     marker::PhantomData,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -153,7 +154,10 @@ impl<K: WatchedResource> Subscriber<Upstream<K>> for CacheSubscriber<K> {
         }
     }
 
-    async fn wanted(&mut self) -> Wanted {
+    async fn wanted(&mut self, is_watch: bool) -> Wanted {
+        if !is_watch {
+            pending::<()>().await;
+        }
         sleep_until(self.last_bookmark + BOOKMARK_INTERVAL).await;
         self.wanted.notified().await;
         self.last_bookmark = Instant::now();

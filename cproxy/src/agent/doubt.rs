@@ -1,116 +1,95 @@
-//! Doubt about lists that would take most of the table away. A server that has lost its objects, or cannot read them,
-//! sends lists that are short or empty. Such a list is written only once a second one agrees.
+//! Doubt about the first lists of an agent, if they would take most of its predecessor's table away. They are written
+//! once second ones agree, as the store has it for later lists ([`cproxy_core::ListVerdict`]).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use cproxy_core::{Loss, ResourceKind};
-use tokio::time::Instant;
+use cproxy_core::{Address, ListSource, Loss, ResourceKind, SECOND_LIST_AFTER};
 
-/// Time after which a list of the same server counts as a second one.
-pub(super) const SECOND_LIST_AFTER: Duration = Duration::from_secs(10);
-
-/// Judge of the lists of API servers.
-#[derive(Debug, Default)]
-pub(super) struct ListJudge {
-    /// A list has ended since the last judgement.
+/// Judge of the first lists.
+#[derive(Debug)]
+pub(super) struct FirstLists {
+    /// Addresses that the predecessor's table serves.
+    serving: BTreeSet<Address>,
+    /// Server of the last list.
+    server: Arc<str>,
     has_list: bool,
     doubt: Option<Doubt>,
-    /// Number of doubts.
-    doubts: u64,
 }
 
-/// Lists that were not believed.
+/// First lists that were not believed.
 #[derive(Debug)]
 struct Doubt {
     server: Arc<str>,
     since: Instant,
-    /// The server was asked again after [`SECOND_LIST_AFTER`].
-    has_asked: bool,
-    /// Kinds that were listed a second time.
-    services_again: bool,
-    slices_again: bool,
+    /// Servers of the second lists of Services and EndpointSlices.
+    second: [Option<Arc<str>>; 2],
 }
 
 /// Whether the table may be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
     Write,
-    /// The lists that have just ended are not believed.
-    Doubt(Loss),
+    /// The lists of this server are not believed.
+    Doubt(Arc<str>, Loss),
     /// Second lists are still to come.
     Wait,
-    /// Second lists agree: the table may be written.
-    Agreed(Loss),
-    /// Second lists do not take most of the table away: it may be written.
-    Disagreed,
+    /// Second lists of this server agree.
+    Agreed(Arc<str>, Loss),
+    /// Lists of this server do not take most of the table away.
+    Disagreed(Arc<str>),
 }
 
-impl ListJudge {
-    /// Takes note of a complete list of this server.
-    pub(super) fn record_list(&mut self, kind: ResourceKind, server: &str, now: Instant) {
-        self.has_list = true;
+impl FirstLists {
+    /// Judge for an agent that takes over a table which serves these addresses.
+    pub(super) fn new(serving: BTreeSet<Address>) -> Self {
+        Self { serving, server: "".into(), has_list: false, doubt: None }
+    }
+
+    /// Takes note of a complete list.
+    pub(super) fn record_list(&mut self, kind: ResourceKind, source: &ListSource) {
+        let index = match kind {
+            ResourceKind::Services => 0,
+            ResourceKind::EndpointSlices => 1,
+            ResourceKind::Nodes => return,
+        };
+        (self.has_list, self.server) = (true, source.server.clone());
         let Some(doubt) = &mut self.doubt else { return };
-        if *doubt.server == *server && now < doubt.since + SECOND_LIST_AFTER {
-            return;
-        }
-        match kind {
-            ResourceKind::Services => doubt.services_again = true,
-            ResourceKind::EndpointSlices => doubt.slices_again = true,
-            ResourceKind::Nodes => {}
+        let wait = if source.server == doubt.server { SECOND_LIST_AFTER } else { Duration::ZERO };
+        if source.requested >= doubt.since + wait
+            && let Some(second) = doubt.second.get_mut(index)
+        {
+            *second = Some(source.server.clone());
         }
     }
 
-    /// Judges the lists that have ended since the last time, by the loss that writing would bring.
-    pub(super) fn judge(&mut self, loss: impl FnOnce() -> Loss, server: &Arc<str>, now: Instant) -> Judgement {
+    /// Judges the lists that have ended since the last time, once all are there.
+    pub(super) fn judge(&mut self, loss: impl FnOnce(&BTreeSet<Address>) -> Loss, now: Instant) -> Judgement {
         let has_list = std::mem::take(&mut self.has_list);
+        if !has_list && self.doubt.is_some() {
+            return Judgement::Wait;
+        }
+        let (loss, server) = (loss(&self.serving), self.server.clone());
         let Some(doubt) = &self.doubt else {
-            let loss = if has_list { loss() } else { Loss::default() };
             if !loss.is_most() {
                 return Judgement::Write;
             }
-            self.doubts += 1;
-            self.doubt = Some(Doubt {
-                server: server.clone(),
-                since: now,
-                has_asked: false,
-                services_again: false,
-                slices_again: false,
-            });
-            return Judgement::Doubt(loss);
+            self.doubt = Some(Doubt { server: server.clone(), since: now, second: [None, None] });
+            return Judgement::Doubt(server, loss);
         };
-        if !has_list {
-            return Judgement::Wait;
-        }
-        let (loss, is_second) = (loss(), doubt.services_again && doubt.slices_again);
+        let is_second = matches!(&doubt.second, [Some(first), Some(second)] if first == second);
         if loss.is_most() && !is_second {
             return Judgement::Wait;
         }
         self.doubt = None;
-        if loss.is_most() { Judgement::Agreed(loss) } else { Judgement::Disagreed }
+        if loss.is_most() { Judgement::Agreed(server, loss) } else { Judgement::Disagreed(server) }
     }
 
-    /// Whether the table waits for second lists.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.doubt.is_some()
-    }
-
-    /// Time at which the server is to be asked again.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.doubt.as_ref().filter(|doubt| !doubt.has_asked).map(|doubt| doubt.since + SECOND_LIST_AFTER)
-    }
-
-    /// Returns once whether the server is to be asked again now.
-    pub(super) fn take_due(&mut self, now: Instant) -> bool {
-        let due = self.due().is_some_and(|due| due <= now);
-        if let Some(doubt) = self.doubt.as_mut().filter(|_| due) {
-            doubt.has_asked = true;
-        }
-        due
-    }
-
-    /// Number of times that lists were not believed.
-    pub(super) fn doubts(&self) -> u64 {
-        self.doubts
     }
 }
 
@@ -121,72 +100,61 @@ mod tests {
     const MOST: Loss = Loss { serving: 10, lost: 6 };
     const LITTLE: Loss = Loss { serving: 10, lost: 5 };
 
+    fn record(first: &mut FirstLists, kind: ResourceKind, server: &str, requested: Instant) {
+        first.record_list(kind, &ListSource { server: server.into(), view: None, requested, ended: requested });
+    }
+
+    fn both(first: &mut FirstLists, server: &str, requested: Instant) {
+        record(first, ResourceKind::Services, server, requested);
+        record(first, ResourceKind::EndpointSlices, server, requested);
+    }
+
     /// Judge in doubt about the lists of the server `a`.
-    fn in_doubt(now: Instant) -> ListJudge {
-        let mut judge = ListJudge::default();
-        list(&mut judge, "a", now);
-        assert_eq!(judge.judge(|| MOST, &"a".into(), now), Judgement::Doubt(MOST));
-        judge
-    }
-
-    fn list(judge: &mut ListJudge, server: &str, now: Instant) {
-        judge.record_list(ResourceKind::Services, server, now);
-        judge.record_list(ResourceKind::EndpointSlices, server, now);
+    fn in_doubt(now: Instant) -> FirstLists {
+        let mut first = FirstLists::new(BTreeSet::new());
+        both(&mut first, "a", now);
+        assert_eq!(first.judge(|_| MOST, now), Judgement::Doubt("a".into(), MOST));
+        first
     }
 
     #[test]
-    fn only_a_list_that_takes_most_away_is_doubted() {
-        let (mut judge, now) = (ListJudge::default(), Instant::now());
-        assert_eq!(judge.judge(|| panic!("no list has ended"), &"a".into(), now), Judgement::Write);
-        list(&mut judge, "a", now);
-        assert_eq!(judge.judge(|| LITTLE, &"a".into(), now), Judgement::Write);
-        assert_eq!(judge.judge(|| MOST, &"a".into(), now), Judgement::Write, "changes may take all away");
-        assert_eq!((judge.doubts(), judge.due(), judge.is_in_doubt()), (0, None, false));
+    fn lists_that_take_little_away_are_written() {
+        let (mut first, now) = (FirstLists::new(BTreeSet::new()), Instant::now());
+        both(&mut first, "a", now);
+        assert_eq!((first.judge(|_| LITTLE, now), first.is_in_doubt()), (Judgement::Write, false));
     }
 
     #[test]
-    fn lists_of_another_server_or_later_ones_agree() {
+    fn both_lists_of_another_server_or_later_ones_agree() {
         let now = Instant::now();
-        for (server, after, expected) in [
-            ("a", SECOND_LIST_AFTER / 2, Judgement::Wait),
-            ("a", SECOND_LIST_AFTER, Judgement::Agreed(MOST)),
-            ("b", Duration::ZERO, Judgement::Agreed(MOST)),
-        ] {
-            let mut judge = in_doubt(now);
-            assert_eq!(judge.judge(|| panic!("no list has ended"), &"a".into(), now), Judgement::Wait);
-            list(&mut judge, server, now + after);
-            assert_eq!(judge.judge(|| MOST, &"b".into(), now + after), expected, "{server} {after:?}");
-            assert_eq!(judge.is_in_doubt(), expected == Judgement::Wait);
+        for (server, seconds, agrees) in [("a", 9, false), ("a", 10, true), ("b", 0, true)] {
+            let mut first = in_doubt(now);
+            assert_eq!(first.judge(|_| panic!("no list has ended"), now), Judgement::Wait);
+            both(&mut first, server, now + Duration::from_secs(seconds));
+            let expected = if agrees { Judgement::Agreed(server.into(), MOST) } else { Judgement::Wait };
+            assert_eq!((first.judge(|_| MOST, now), first.is_in_doubt()), (expected, !agrees), "{server} {seconds}");
         }
     }
 
     #[test]
-    fn both_kinds_are_listed_again() {
-        let (now, later) = (Instant::now(), Instant::now() + SECOND_LIST_AFTER * 2);
-        let mut judge = in_doubt(now);
-        judge.record_list(ResourceKind::Services, "b", later);
-        judge.record_list(ResourceKind::Nodes, "b", later);
-        assert_eq!(judge.judge(|| MOST, &"b".into(), later), Judgement::Wait);
-        judge.record_list(ResourceKind::EndpointSlices, "b", later);
-        assert_eq!(judge.judge(|| MOST, &"b".into(), later), Judgement::Agreed(MOST));
-        assert_eq!(judge.doubts(), 1);
+    fn lists_of_two_servers_or_from_before_are_no_second_ones() {
+        let now = Instant::now();
+        let mut first = in_doubt(now);
+        both(&mut first, "b", now - Duration::from_millis(1));
+        assert_eq!(first.judge(|_| MOST, now), Judgement::Wait);
+        record(&mut first, ResourceKind::Services, "b", now);
+        record(&mut first, ResourceKind::EndpointSlices, "c", now);
+        record(&mut first, ResourceKind::Nodes, "b", now);
+        assert_eq!(first.judge(|_| MOST, now), Judgement::Wait);
+        record(&mut first, ResourceKind::EndpointSlices, "b", now);
+        assert_eq!(first.judge(|_| MOST, now), Judgement::Agreed("b".into(), MOST));
     }
 
     #[test]
-    fn a_list_that_has_the_objects_again_ends_the_doubt_at_once() {
+    fn lists_that_have_the_objects_end_the_doubt_at_once() {
         let now = Instant::now();
-        let mut judge = in_doubt(now);
-        judge.record_list(ResourceKind::Services, "a", now);
-        assert_eq!(judge.judge(|| LITTLE, &"a".into(), now), Judgement::Disagreed);
-        assert_eq!(judge.judge(|| MOST, &"a".into(), now), Judgement::Write);
-    }
-
-    #[test]
-    fn the_server_is_asked_again_once() {
-        let now = Instant::now();
-        let mut judge = in_doubt(now);
-        assert_eq!((judge.due(), judge.take_due(now)), (Some(now + SECOND_LIST_AFTER), false));
-        assert!(judge.take_due(now + SECOND_LIST_AFTER));
-        assert_eq!((judge.due(), judge.take_due(now + SECOND_LIST_AFTER)), (None, false));
+        let mut first = in_doubt(now);
+        record(&mut first, ResourceKind::Services, "a", now);
+        assert_eq!(first.judge(|_| LITTLE, now), Judgement::Disagreed("a".into()));
     }
 }

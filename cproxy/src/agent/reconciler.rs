@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cproxy_core::{
-    Capacity, Event, Exclusions, Frontend, KernelTable, Limits, Loss, Op, Reserve, ResourceKind, Retired, Store,
-    TablePlanner,
+    Address, Capacity, Event, Exclusions, Frontend, KernelTable, Limits, ListReport, ListVerdict, Loss, Op, Reserve,
+    ResourceKind, Retired, SECOND_LIST_AFTER, Store, TablePlanner,
 };
 use cproxy_daemon::{log_lines_left_out, memory};
 use cproxy_datapath::{
@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     canary::Canary,
-    doubt::{Judgement, ListJudge, SECOND_LIST_AFTER},
+    doubt::{FirstLists, Judgement},
     error::AgentError,
     explain::{Query, View},
     health::{CanaryState, HealthWatch, Untried},
@@ -34,7 +34,7 @@ use super::{
     timeline::Phase,
 };
 use crate::{
-    canary::service_name,
+    canary::{ADDRESSES, CanaryAddresses, service_name},
     config::TableSettings,
     endpoints::ServiceCalls,
     problem_log::ProblemLog,
@@ -52,6 +52,12 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 const SPARSE_PAUSE: Duration = Duration::from_secs(10);
 /// Pause before the next attempt to grow a map, after memory ran out.
 const NO_MEMORY_PAUSE: Duration = Duration::from_secs(30);
+
+/// Pause before second lists are asked for once more.
+const ASK_AGAIN_PAUSE: Duration = Duration::from_secs(30);
+
+/// Lists that settle a doubt, in words.
+const SECOND_LIST: &str = "a list of another server, or of this one after 10 s, agrees";
 
 /// Kind of the next write.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +86,12 @@ pub(super) struct Reconciler {
     readiness: Readiness,
     /// Whether a list has ended since the last write: the memory that it took can then be released.
     has_applied_list: bool,
-    list_judge: ListJudge,
+    /// Judge of the first lists, until they are written.
+    first_lists: Option<FirstLists>,
+    /// Number of times that lists were not believed.
+    lists_doubted: u64,
+    /// Time at which second lists are asked for, and the server that was not believed.
+    second_lists: Option<(Instant, Arc<str>)>,
     problem_log: ProblemLog,
     /// Revision of the planner's problems in `problem_log`.
     logged_revision: Option<u64>,
@@ -119,6 +130,13 @@ impl Reconciler {
         let kernel = KernelTable { is_new: lock.is_empty(), ..KernelReader::read_table(&pins)? };
         let maps = KernelMaps::open(lock)?;
         let planner = TablePlanner::new(KernelMaps::LIMITS, kernel);
+        let mut serving = planner.serving_addresses();
+        let canaries =
+            default_canary().into_iter().chain(own.canary.routes().into_iter().map(|route| frontend(&route).address));
+        for address in canaries {
+            serving.remove(&address);
+        }
+        let first_lists = source.server().is_some().then(|| FirstLists::new(serving));
         Ok(Self {
             store,
             planner,
@@ -130,7 +148,9 @@ impl Reconciler {
             compacts_at: None,
             readiness,
             has_applied_list: false,
-            list_judge: ListJudge::default(),
+            first_lists,
+            lists_doubted: 0,
+            second_lists: None,
             problem_log: ProblemLog::default(),
             logged_revision: None,
             retired_queue: Arc::new(RetiredQueue::new(mode)),
@@ -224,7 +244,8 @@ impl Reconciler {
             ("backends", used.slots.into()),
             ("backends_room", capacity.slots.into()),
             ("services_without_room", self.planner.without_capacity() as u64),
-            ("lists_doubted", self.list_judge.doubts()),
+            ("lists_doubted", self.lists_doubted),
+            ("lists_in_doubt", self.is_in_doubt().into()),
             ("log_lines_left_out", log_lines_left_out()),
         ]);
         gauges.extend(self.source.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
@@ -236,7 +257,7 @@ impl Reconciler {
         let lists =
             self.store.pending_lists().map(|kind| format!("there is no complete list of {}s yet", kind.singular()));
         let write = match self.state {
-            SyncState::FirstSync if self.list_judge.is_in_doubt() => {
+            SyncState::FirstSync if self.is_in_doubt() => {
                 Some("the lists would take most of the last agent's table away: second ones have to agree")
             }
             SyncState::FirstSync => Some("the table is not written yet"),
@@ -384,15 +405,15 @@ impl Reconciler {
         for event in batch {
             // To its source, the canary's objects do not exist.
             let canary = if let Event::ListDone(kind) = event { self.own.canary.objects(kind) } else { Vec::new() };
-            if let Event::ListDone(kind) = event {
-                self.has_applied_list = true;
-                let server = self.source.server();
-                server.into_iter().for_each(|server| self.list_judge.record_list(kind, &server, Instant::now()));
+            self.has_applied_list |= matches!(event, Event::ListDone(_));
+            if let (Event::ListFrom(kind, source), Some(first)) = (&event, &mut self.first_lists) {
+                first.record_list(*kind, source);
             }
             for problem in canary.into_iter().chain([event]).flat_map(|event| self.store.apply(event)) {
                 tracing::warn!(name: "problem", "{problem}");
             }
         }
+        self.follow_list_reports();
     }
 
     /// Writes what is due to the kernel, once the store is complete.
@@ -403,8 +424,9 @@ impl Reconciler {
             (self.limits, self.grows_again_at) = (KernelMaps::LIMITS, None);
             self.state = SyncState::Resync { at: now };
         }
+        self.ask_again(now);
         let is_waiting = matches!(self.state, SyncState::Resync { at } if now < at);
-        if !self.store.is_complete() || is_waiting || !self.believes_lists(now) {
+        if !self.store.is_complete() || is_waiting || !self.believes_first_lists(now) {
             return Ok(());
         }
         let written = self.write_table().and_then(|()| self.compact(now));
@@ -444,43 +466,85 @@ impl Reconciler {
         }
     }
 
-    /// Whether the store may be written. If the lists that have just ended would take most of the table away, the table
-    /// stays until second ones agree.
-    fn believes_lists(&mut self, now: Instant) -> bool {
-        let Some(server) = self.source.server() else { return true };
-        if self.list_judge.take_due(now) {
-            self.source.last_contact.list_anew();
-        }
-        // Nobody has confirmed a bootstrap.
-        let has_table = self.has_predecessor || !matches!(self.state, SyncState::FirstSync);
-        let loss = || {
-            let own = self.own.canary.routes().iter().map(frontend).collect();
-            if has_table { self.planner.loss(&self.store, &own) } else { Loss::default() }
-        };
-        match self.list_judge.judge(loss, &server, now) {
-            Judgement::Write => true,
-            Judgement::Wait => false,
-            Judgement::Doubt(Loss { serving, lost }) => {
+    /// Whether the first lists may be written. If they would take most of the predecessor's table away, it stays until
+    /// second ones agree.
+    fn believes_first_lists(&mut self, now: Instant) -> bool {
+        let Some(first) = &mut self.first_lists else { return true };
+        let is_believed = match first.judge(|serving| Loss::of(serving, &self.store), now.into_std()) {
+            Judgement::Wait => return false,
+            Judgement::Doubt(server, Loss { serving, lost }) => {
                 tracing::warn!(
                     name: "list_doubted",
-                    "the lists of {server} would leave {lost} of {serving} frontends without backends: the table \
-                     stays until lists of another server, or of this one after {SECOND_LIST_AFTER:?}, agree"
+                    "the first lists of {server} would leave {lost} of {serving} addresses of the last agent's table \
+                     without backends: it stays until {SECOND_LIST}"
                 );
-                self.source.ask_another();
-                false
+                self.doubt(server, true, now);
+                return false;
             }
-            Judgement::Agreed(Loss { serving, lost }) => {
+            Judgement::Write => true,
+            Judgement::Agreed(server, Loss { serving, lost }) => {
                 tracing::warn!(
                     name: "list_agreed",
-                    "the lists of {server} agree: {lost} of {serving} frontends lose their backends"
+                    "second lists of {server} agree: {lost} of {serving} addresses lose their backends"
                 );
                 true
             }
-            Judgement::Disagreed => {
-                tracing::info!(name: "list_disagreed", "the lists of {server} have most frontends again");
+            Judgement::Disagreed(server) => {
+                tracing::info!(name: "list_disagreed", "the lists of {server} have most addresses again");
                 true
             }
+        };
+        self.first_lists = None;
+        is_believed
+    }
+
+    /// Asks for second lists: another server's at once, if it shows the same view, and later from any.
+    fn doubt(&mut self, server: Arc<str>, is_same_view: bool, now: Instant) {
+        self.lists_doubted += 1;
+        if self.second_lists.is_none() && is_same_view {
+            self.source.ask_another();
         }
+        self.second_lists.get_or_insert((now + SECOND_LIST_AFTER, server));
+    }
+
+    /// Logs the store's decisions about lists, and asks for second ones.
+    fn follow_list_reports(&mut self) {
+        for ListReport { kind, server, missing, known, verdict, is_same_view } in self.store.take_list_reports() {
+            let kind = kind.singular();
+            match verdict {
+                ListVerdict::Doubted => {
+                    tracing::warn!(
+                        name: "list_doubted",
+                        "the list of {server} lacks {missing} of {known} {kind}s: they stay until {SECOND_LIST}"
+                    );
+                    self.doubt(server, is_same_view, Instant::now());
+                }
+                ListVerdict::Agreed => tracing::warn!(
+                    name: "list_agreed",
+                    "a second list, of {server}, agrees: {missing} of {known} {kind}s are gone"
+                ),
+                ListVerdict::Disagreed => {
+                    tracing::info!(name: "list_disagreed", "{server} has most {kind}s again");
+                }
+            }
+        }
+    }
+
+    /// Asks for second lists once they count, whatever the server does that was asked first.
+    fn ask_again(&mut self, now: Instant) {
+        if !self.is_in_doubt() {
+            self.second_lists = None;
+        }
+        // The time stays as a mark that they were asked for.
+        if let Some((at, server)) = self.second_lists.as_mut().filter(|(at, _)| *at <= now) {
+            self.source.ask_again(server.clone());
+            *at = now + ASK_AGAIN_PAUSE;
+        }
+    }
+
+    /// Whether lists are held back.
+    fn is_in_doubt(&self) -> bool {
+        self.store.is_in_doubt() || self.first_lists.as_ref().is_some_and(FirstLists::is_in_doubt)
     }
 
     /// Replaces maps that are mostly empty by smaller ones, after [`SPARSE_PAUSE`]. The planner decides again then, as
@@ -499,14 +563,15 @@ impl Reconciler {
 
     /// Time of the next action without an event.
     fn next_wakeup(&self) -> Option<Instant> {
-        if self.list_judge.is_in_doubt() {
-            return self.list_judge.due();
+        let second_lists_at = self.second_lists.as_ref().map(|(at, _)| *at);
+        if self.first_lists.as_ref().is_some_and(FirstLists::is_in_doubt) {
+            return second_lists_at;
         }
         let resync_at = match self.state {
             SyncState::Resync { at } => Some(at),
             SyncState::FirstSync | SyncState::Incremental(_) => None,
         };
-        [resync_at, self.grows_again_at, self.compacts_at].into_iter().flatten().min()
+        [resync_at, self.grows_again_at, self.compacts_at, second_lists_at].into_iter().flatten().min()
     }
 
     fn write_table(&mut self) -> Result<(), TableError> {
@@ -575,6 +640,11 @@ impl Reconciler {
             }
         }
     }
+}
+
+/// Addresses that the canary of an earlier agent had, unless others were set.
+fn default_canary() -> Vec<Address> {
+    ADDRESSES.parse::<CanaryAddresses>().map(|addresses| addresses.iter().collect()).unwrap_or_default()
 }
 
 /// Routes of the canary that the kernel's table has.

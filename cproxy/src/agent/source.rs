@@ -62,8 +62,21 @@ impl SourceStatus {
         let (client, last_contact) = (client.clone(), self.last_contact.clone());
         drop(tokio::spawn(async move {
             if client.turn().await {
-                last_contact.list_anew();
+                last_contact.list_anew(false);
             }
+        }));
+    }
+
+    /// Has the objects listed anew at once. A server that was asked in the place of this one is given up if it has not
+    /// settled the doubt.
+    pub(super) fn ask_again(&self, doubted: Arc<str>) {
+        let Followed::ApiServer(client) = &self.followed else { return };
+        let (client, last_contact) = (client.clone(), self.last_contact.clone());
+        drop(tokio::spawn(async move {
+            if !doubted.starts_with(&*client.choice().0) {
+                client.give_up_server().await;
+            }
+            last_contact.list_anew(true);
         }));
     }
 

@@ -64,7 +64,7 @@ const fn limit(counter: &'static str, resource: &'static str) -> Row {
 }
 
 /// All of them. Rows of one metric follow each other.
-const ROWS: [Row; 33] = [
+const ROWS: [Row; 34] = [
     row(
         "forwarded",
         "cproxy_connections_total",
@@ -90,6 +90,7 @@ const ROWS: [Row; 33] = [
     row("services_without_room", "cproxy_services_without_room", Gauge, "Services that do not fit into the tables."),
     row("object_problems", "cproxy_object_problems", Gauge, "Errors in objects, one for each object and reason."),
     row("lists_doubted", "cproxy_lists_doubted_total", Counter, "Lists that would have taken most of the table away."),
+    row("lists_in_doubt", "cproxy_lists_in_doubt", Gauge, "1 while such a list is held back."),
     row("log_lines_left_out", "cproxy_log_lines_left_out_total", Counter, "Lines of the log that nobody took."),
     row("sockets_closed", "cproxy_sockets_closed_total", Counter, "Stale sockets that were closed."),
     row("sockets_left", "cproxy_sockets_left", Gauge, "Stale sockets that the last search left open."),

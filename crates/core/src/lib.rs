@@ -43,4 +43,4 @@ pub use problem::{Problem, is_steering, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, LABEL_SERVICE_NAME, NodeHint, SlicePort, SliceRow};
-pub use store::{Event, Store};
+pub use store::{Event, ListReport, ListSource, ListVerdict, SECOND_LIST_AFTER, Store};

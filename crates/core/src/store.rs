@@ -1,14 +1,19 @@
 //! Cluster state: compact rows of Services and EndpointSlices.
 //!
 //! A relist is staged beside the rows in force and replaces them at its end, so that a half-read list never shrinks a
-//! table.
+//! table. One that lacks most of them is held back until a second one agrees.
 //!
 //! Packed rows are in trees: a hash map would be half empty after it has grown, and in memory twice while it grows.
+
+mod held;
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
 };
+
+use held::Held;
+pub use held::{ListReport, ListSource, ListVerdict, SECOND_LIST_AFTER};
 
 use super::{
     Address, ExternalIps, NodeContext, ObjectName, ObjectRow, Problem, ResourceKind, ServiceName, ServiceRow, SliceRow,
@@ -21,6 +26,8 @@ use crate::api::{EndpointSlice, Node, Service};
 pub enum Event {
     /// Start of a complete list of a kind. An unfinished list is discarded.
     ListStarted(ResourceKind),
+    /// Origin of the list that is about to end. One without an origin counts whatever it lacks.
+    ListFrom(ResourceKind, ListSource),
     /// End of the list.
     ListDone(ResourceKind),
     /// Service that exists or was changed.
@@ -64,6 +71,7 @@ impl Event {
             Self::Row(row) => Some(row.kind),
             Self::Deleted(kind, _) | Self::Unreadable { kind, .. } => Some(*kind),
             Self::ListStarted(_)
+            | Self::ListFrom(..)
             | Self::ListDone(_)
             | Self::PodIps(_)
             | Self::NodeIps(_)
@@ -87,6 +95,7 @@ pub struct Store {
     namespaces: Texts,
     lists: Lists,
     dirty: BTreeSet<Arc<ServiceName>>,
+    list_reports: Vec<ListReport>,
     problems: BTreeMap<(ResourceKind, ObjectName), Box<[Problem]>>,
 }
 
@@ -109,8 +118,12 @@ struct Lists {
 /// List of one kind.
 #[derive(Debug, Default)]
 struct List {
-    /// Objects of the list that is under way.
+    /// Objects of the list that is under way, and its origin.
     staged: Option<Staged>,
+    source: Option<ListSource>,
+    held: Option<Held>,
+    /// View of the rows in force.
+    view: Option<Arc<str>>,
     /// A list was complete at least once.
     is_complete: bool,
     /// Number of the comparison with the source that was asked for and has not ended.
@@ -118,6 +131,9 @@ struct List {
 }
 
 type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
+
+/// Start of namespaces that no object of a source has: for objects of the agent's own.
+const OWN: char = '~';
 
 impl Lists {
     fn of(&mut self, kind: ResourceKind) -> &mut List {
@@ -139,7 +155,11 @@ impl Store {
     /// Applies an event. Returns its new problems.
     pub fn apply(&mut self, event: Event) -> Vec<Problem> {
         match event {
-            Event::ListStarted(kind) => self.lists.of(kind).staged = Some(Staged::new()),
+            Event::ListStarted(kind) => {
+                let list = self.lists.of(kind);
+                (list.staged, list.source) = (Some(Staged::new()), None);
+            }
+            Event::ListFrom(kind, source) => self.lists.of(kind).source = Some(source),
             Event::ListDone(kind) => return self.finish_list(kind),
             Event::Service(service) => {
                 return self.apply_row(ResourceKind::Services, ObjectRow::of_service(&service, self.node_name()));
@@ -152,7 +172,7 @@ impl Store {
                 return row.map_or_else(Vec::new, |row| self.apply_row(ResourceKind::Nodes, Some(row)));
             }
             Event::Row(row) => return self.apply_row(row.kind, Some(row)),
-            Event::Deleted(kind, name) => self.delete(kind, &scoped(kind, name)),
+            Event::Deleted(kind, name) => return self.delete(kind, &scoped(kind, name)),
             Event::Unreadable { kind, name, message } => return self.apply_unreadable(kind, name, &message),
             Event::PodIps(addresses) => self.set_pod_ips(addresses),
             Event::ExternalIps(external_ips) => self.set_external_ips(external_ips),
@@ -181,6 +201,17 @@ impl Store {
             (ResourceKind::Nodes, nodes.is_complete || self.context.node_name.is_none()),
         ];
         lists.into_iter().filter(|(_, is_complete)| !is_complete).map(|(kind, _)| kind)
+    }
+
+    /// Whether a list is held back that lacks most objects.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
+        self.lists.services.held.is_some() || self.lists.slices.held.is_some()
+    }
+
+    /// Decisions since the last call about lists that lack most objects.
+    pub fn take_list_reports(&mut self) -> Vec<ListReport> {
+        std::mem::take(&mut self.list_reports)
     }
 
     /// Whether the Node of this name exists; `None` without a name.
@@ -292,18 +323,29 @@ impl Store {
     fn apply_row(&mut self, kind: ResourceKind, row: Option<ObjectRow>) -> Vec<Problem> {
         let Some(ObjectRow { kind, mut name, parsed }) = row else { return vec![nameless(kind.singular())] };
         name.namespace = self.namespaces.share(&name.namespace);
-        match &mut self.lists.of(kind).staged {
-            Some(staged) => drop(staged.insert(name, parsed)),
-            None => return self.put(kind, name, parsed),
+        let list = self.lists.of(kind);
+        if let Some(staged) = &mut list.staged {
+            staged.insert(name, parsed);
+            return Vec::new();
         }
-        Vec::new()
+        if let Some(held) = &mut list.held {
+            held.candidate.insert(name.clone(), parsed.clone());
+        }
+        let new = self.put(kind, name, parsed);
+        new.into_iter().chain(self.settle(kind)).collect()
     }
 
-    fn delete(&mut self, kind: ResourceKind, name: &ObjectName) {
-        match &mut self.lists.of(kind).staged {
-            Some(staged) => drop(staged.remove(name)),
-            None => self.remove(kind, name),
+    fn delete(&mut self, kind: ResourceKind, name: &ObjectName) -> Vec<Problem> {
+        let list = self.lists.of(kind);
+        if let Some(staged) = &mut list.staged {
+            staged.remove(name);
+            return Vec::new();
         }
+        if let Some(held) = &mut list.held {
+            held.candidate.remove(name);
+        }
+        self.remove(kind, name);
+        self.settle(kind)
     }
 
     fn packed(&self, kind: ResourceKind, name: &ObjectName) -> Option<&Packed> {
@@ -413,7 +455,78 @@ impl Store {
 
     /// Completes a list: objects that it did not name are gone.
     fn finish_list(&mut self, kind: ResourceKind) -> Vec<Problem> {
-        let staged = self.lists.of(kind).staged.take().unwrap_or_default();
+        let list = self.lists.of(kind);
+        let (staged, source) = (list.staged.take().unwrap_or_default(), list.source.take());
+        let counting = match source {
+            Some(source) => self.judge_list(kind, staged, source),
+            None => {
+                list.held = None;
+                Some(staged)
+            }
+        };
+        counting.map_or_else(Vec::new, |staged| self.replace_all(kind, staged))
+    }
+
+    /// Returns a list if it counts, and holds it back otherwise.
+    fn judge_list(&mut self, kind: ResourceKind, staged: Staged, source: ListSource) -> Option<Staged> {
+        let (missing, known) = self.loss(kind, &staged);
+        let is_most = missing > known / 2;
+        let list = self.lists.of(kind);
+        let is_same_view = list.view == source.view;
+        let (verdict, counting) = match list.held.take() {
+            held if !is_most => (held.map(|_| ListVerdict::Disagreed), Some(staged)),
+            Some(held) if held.is_confirmed_by(&source) => (Some(ListVerdict::Agreed), Some(staged)),
+            Some(held) => {
+                list.held = Some(Held { candidate: staged, ..held });
+                (None, None)
+            }
+            None => {
+                list.held = Some(Held::new(staged, &source));
+                (Some(ListVerdict::Doubted), None)
+            }
+        };
+        if counting.is_some() {
+            list.view = source.view;
+        }
+        let server = source.server;
+        self.list_reports.extend(verdict.map(|verdict| ListReport {
+            kind,
+            server,
+            missing,
+            known,
+            verdict,
+            is_same_view,
+        }));
+        counting
+    }
+
+    /// Number of objects in force that a list lacks, and of all. Objects of the agent's own do not count.
+    fn loss(&self, kind: ResourceKind, staged: &Staged) -> (usize, usize) {
+        if kind == ResourceKind::Nodes {
+            return (0, 0);
+        }
+        let names = self.in_force(kind).filter(|name| !name.namespace.starts_with(OWN));
+        names.fold((0, 0), |(missing, known), name| {
+            let is_there = staged.get(name).is_some_and(|parsed| parsed.row.is_some());
+            (missing + usize::from(!is_there), known + 1)
+        })
+    }
+
+    /// Lets a list count that was held back, once it does not lack most objects any more.
+    fn settle(&mut self, kind: ResourceKind) -> Vec<Problem> {
+        let Some(held) = self.lists.of(kind).held.take() else { return Vec::new() };
+        let (missing, known) = self.loss(kind, &held.candidate);
+        if missing > known / 2 {
+            self.lists.of(kind).held = Some(held);
+            return Vec::new();
+        }
+        let (server, verdict) = (held.server.clone(), ListVerdict::Disagreed);
+        self.list_reports.push(ListReport { kind, server, missing, known, verdict, is_same_view: true });
+        self.replace_all(kind, held.candidate)
+    }
+
+    /// Replaces the rows of a kind by those of a list.
+    fn replace_all(&mut self, kind: ResourceKind, staged: Staged) -> Vec<Problem> {
         let gone: Vec<_> = self.known(kind).filter(|name| !staged.contains_key(name)).cloned().collect();
         gone.iter().for_each(|name| self.remove(kind, name));
         let mut new = Vec::new();
@@ -436,10 +549,15 @@ impl Store {
     /// Every object of a kind with a row or with problems.
     fn known(&self, kind: ResourceKind) -> impl Iterator<Item = &ObjectName> {
         let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| &key.1);
+        self.in_force(kind).chain(troubled)
+    }
+
+    /// Every object of a kind with a row.
+    fn in_force(&self, kind: ResourceKind) -> impl Iterator<Item = &ObjectName> {
         let services = (kind == ResourceKind::Services).then(|| self.services.keys().map(|name| &**name));
         let slices = (kind == ResourceKind::EndpointSlices).then(|| self.service_of.keys());
         let node = self.node.iter().filter(move |_| kind == ResourceKind::Nodes).map(|node| &node.name);
-        services.into_iter().flatten().chain(slices.into_iter().flatten()).chain(node).chain(troubled)
+        services.into_iter().flatten().chain(slices.into_iter().flatten()).chain(node)
     }
 
     /// Marks a Service as changed. Before the store is complete, all count as changed.
@@ -565,6 +683,89 @@ mod tests {
         assert!(store.is_compared());
         store.await_comparison(3);
         assert!(!store.is_compared());
+    }
+
+    fn numbered(number: u16) -> Event {
+        let object = serde_json::json!({"metadata": {"name": format!("s{number}")},
+                                        "spec": {"clusterIP": format!("10.96.1.{number}"), "ports": [{"port": 80}]}});
+        Event::Service(serde_json::from_value(object).unwrap())
+    }
+
+    /// List of Services by a server, a time after the first one was asked for.
+    fn list(store: &mut Store, server: &str, view: Option<&str>, seconds: u64, numbers: &[u16]) -> Vec<ListVerdict> {
+        static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+        let requested = *START.get_or_init(std::time::Instant::now) + std::time::Duration::from_secs(seconds);
+        let view = view.map(Into::into);
+        let source = ListSource { server: server.into(), view, requested, ended: requested };
+        let kind = ResourceKind::Services;
+        let objects = numbers.iter().map(|number| numbered(*number));
+        // The agent's own do not count.
+        let own = serde_json::json!({"metadata": {"name": "canary", "namespace": "~cproxy"},
+                                     "spec": {"clusterIP": "10.96.9.9", "ports": [{"port": 7}]}});
+        let own = Event::Service(serde_json::from_value(own).unwrap());
+        let events = [Event::ListStarted(kind)].into_iter().chain(objects).chain([own]);
+        for event in events.chain([Event::ListFrom(kind, source), Event::ListDone(kind)]) {
+            assert!(store.apply(event).is_empty());
+        }
+        store.take_list_reports().into_iter().map(|report| report.verdict).collect()
+    }
+
+    fn numbers(store: &Store) -> usize {
+        store.service_names().len() - 1
+    }
+
+    #[test]
+    fn a_list_that_lacks_most_objects_counts_once_a_second_one_agrees() {
+        let doubted = [ListVerdict::Doubted];
+        for (server, seconds, verdict) in
+            [("a", 9, None), ("a", 10, Some(ListVerdict::Agreed)), ("b", 0, Some(ListVerdict::Agreed))]
+        {
+            let mut store = Store::new(NodeContext::default());
+            assert!(list(&mut store, "a", None, 0, &[1, 2, 3, 4]).is_empty());
+            assert!(list(&mut store, "a", None, 0, &[1, 2]).is_empty(), "half of them");
+            assert_eq!(list(&mut store, "a", None, 100, &[]), doubted);
+            assert_eq!((numbers(&store), store.is_in_doubt()), (2, true));
+            // It was asked for before the first one had ended.
+            assert_eq!(list(&mut store, "b", None, 99, &[]), []);
+            assert_eq!(list(&mut store, server, None, 100 + seconds, &[]), Vec::from_iter(verdict));
+            assert_eq!((numbers(&store), store.is_in_doubt()), if verdict.is_some() { (0, false) } else { (2, true) });
+        }
+    }
+
+    #[test]
+    fn rows_in_force_follow_all_changes_while_a_list_is_held_back() {
+        let mut store = Store::new(NodeContext::default());
+        list(&mut store, "a", None, 0, &[1, 2, 3, 4, 5]);
+        list(&mut store, "a", None, 1, &[5]);
+        let apply = |store: &mut Store, event| assert!(store.apply(event).is_empty());
+        apply(&mut store, numbered(6));
+        apply(&mut store, Event::Deleted(ResourceKind::Services, ServiceName::new("default", "s5")));
+        assert_eq!((numbers(&store), store.is_in_doubt()), (5, true));
+        // The objects come back one by one.
+        for (number, left) in [(1, 5), (2, 3)] {
+            apply(&mut store, numbered(number));
+            assert_eq!(numbers(&store), left);
+        }
+        assert!(!store.is_in_doubt());
+        let reports: Vec<_> = store.take_list_reports().into_iter().map(|report| report.verdict).collect();
+        assert_eq!(reports, [ListVerdict::Disagreed]);
+        // So does a list.
+        assert_eq!(list(&mut store, "a", None, 20, &[1]), [ListVerdict::Doubted]);
+        assert_eq!(list(&mut store, "b", None, 21, &[1, 2, 3]), [ListVerdict::Disagreed]);
+        assert_eq!(numbers(&store), 3);
+    }
+
+    #[test]
+    fn a_list_of_another_view_is_known_as_such_and_one_without_an_origin_counts() {
+        let mut store = Store::new(NodeContext::default());
+        list(&mut store, "a", None, 0, &[1, 2, 3]);
+        list(&mut store, "b", Some("view"), 1, &[]);
+        assert_eq!(list(&mut store, "b", Some("view"), 12, &[]), [ListVerdict::Agreed]);
+        list(&mut store, "b", Some("view"), 20, &[1, 2, 3]);
+        let kind = ResourceKind::Services;
+        list(&mut store, "b", Some("view"), 21, &[]);
+        [Event::ListStarted(kind), Event::ListDone(kind)].into_iter().for_each(|event| drop(store.apply(event)));
+        assert_eq!((store.service_names().len(), store.is_in_doubt()), (0, false));
     }
 
     #[test]

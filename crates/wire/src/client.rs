@@ -271,6 +271,18 @@ impl ApiClient {
         has_other
     }
 
+    /// Gives up the present server and connects anew, to another one if one can be reached. Requests that wait for the
+    /// present one move.
+    pub async fn give_up_server(&self) {
+        let mut session = self.session.lock().await;
+        if let Some(connection) = session.current.as_ref().map(|current| current.connection.clone()) {
+            session.fail(&connection, Instant::now());
+        }
+        if let Err(error) = self.connect(&mut session).await {
+            tracing::debug!("{error}");
+        }
+    }
+
     /// Waits until a new connection has served a request and lasts. One that does not last a moment shows nothing:
     /// pauses keep growing where each one breaks at once.
     async fn served(&self) {

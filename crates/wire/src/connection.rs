@@ -64,6 +64,8 @@ pub(super) struct Connection {
     authority: Authority,
     path_prefix: String,
     place: Place,
+    /// Server, with the address that was reached.
+    server: Arc<str>,
     superseded: watch::Sender<bool>,
     /// Asks for a PING, and changes with each answer. HTTP/1.1 has none.
     probe: Option<(Arc<Notify>, watch::Receiver<()>)>,
@@ -185,10 +187,19 @@ impl Dialer {
             authority: self.address.authority(),
             path_prefix: self.address.path_prefix().to_owned(),
             place,
+            server: named(&self.address, place).into(),
             superseded: watch::Sender::new(false),
             probe,
             has_served: AtomicBool::new(false),
         }
+    }
+}
+
+/// A server, with the address that its name had.
+fn named(address: &ServerAddress, place: Place) -> String {
+    match place.ip {
+        Some(ip) if place.other_count > 0 => format!("{address} ({ip})"),
+        _ => address.to_string(),
     }
 }
 
@@ -254,7 +265,7 @@ impl Connection {
 
     /// State of the connection, for those who wait for something on it.
     pub(super) fn link(&self) -> Link {
-        Link::new(self.superseded.subscribe(), self.probe.as_ref().map(|(probe, _)| probe.clone()))
+        Link::new(self.server.clone(), self.superseded.subscribe(), self.probe.as_ref().map(|(probe, _)| probe.clone()))
     }
 
     /// Waits for the answer to a PING; false if the connection has ended. True at once for HTTP/1.1.

@@ -16,8 +16,8 @@ pub struct LastContact {
     contacts: Arc<Mutex<Contacts>>,
     /// Number of comparisons with the API server's objects that were asked for.
     comparisons: watch::Sender<u64>,
-    /// Changes when lists are wanted.
-    lists: watch::Sender<()>,
+    /// Changes when lists are wanted; true: at once, in place of lists that are under way.
+    lists: watch::Sender<bool>,
     /// Notified at each contact.
     contacted: watch::Sender<()>,
 }
@@ -49,13 +49,13 @@ impl LastContact {
         self.comparisons.subscribe()
     }
 
-    /// Has Services and EndpointSlices listed anew.
-    pub fn list_anew(&self) {
-        self.lists.send_replace(());
+    /// Has Services and EndpointSlices listed anew, `at_once` also if a list is under way.
+    pub fn list_anew(&self, at_once: bool) {
+        self.lists.send_replace(at_once);
     }
 
     /// Receiver that changes with each call of [`Self::list_anew`] from now on.
-    pub(super) fn lists(&self) -> watch::Receiver<()> {
+    pub(super) fn lists(&self) -> watch::Receiver<bool> {
         self.lists.subscribe()
     }
 

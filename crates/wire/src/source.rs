@@ -10,6 +10,7 @@ use std::{
 };
 
 use cproxy_network::NetworkChanges;
+use tokio::time::Instant;
 
 use super::{
     failure::{ApiError, Operation},
@@ -43,8 +44,9 @@ pub trait Subscriber<K>: Send {
     /// Takes an event. The response waits meanwhile.
     fn publish(&mut self, event: WatchEvent<K>) -> impl Future<Output = ()> + Send;
 
-    /// Takes the token of the view that a list or watch shows, once the server has accepted it; `None`: everything.
-    fn see_view(&mut self, _token: Option<&str>) {}
+    /// Takes note of a list or watch that a server has accepted: the server, with the address that was reached, the
+    /// token of the view that it shows (`None`: everything), and the time of the request.
+    fn see_response(&mut self, _server: &Arc<str>, _view: Option<&str>, _requested: Instant) {}
 
     /// Takes the message of a failure, before the pause after it.
     fn see_failure(&mut self, _message: &str) {}
@@ -60,8 +62,9 @@ pub trait Subscriber<K>: Send {
         ready(false)
     }
 
-    /// Waits until something is wanted of the server soon. Dropped and called again at will.
-    fn wanted(&mut self) -> impl Future<Output = Wanted> + Send {
+    /// Waits until something is wanted of the server soon; while a list is under way, only another list that is wanted
+    /// at once. Dropped and called again at will.
+    fn wanted(&mut self, _is_watch: bool) -> impl Future<Output = Wanted> + Send {
         pending()
     }
 }
@@ -173,14 +176,15 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
     async fn request(&mut self, request: Request) -> Result<View, ApiError> {
         // An unfinished response is dropped first, which ends it.
         self.reader = None;
+        let requested = Instant::now();
         let response = self.requester.send(&request).await;
         let response = self.requester.report_silence(response).await;
         self.is_broken |= response.is_err();
         let response = response?;
-        let view = response.view().clone();
+        let (view, server) = (response.view().clone(), response.link().server().clone());
         self.reader = Some(MessageReader::new(request.operation, response)?);
         self.wants_bookmark = false;
-        self.subscriber.see_view(view.token());
+        self.subscriber.see_response(&server, view.token(), requested);
         Ok(view)
     }
 
@@ -195,7 +199,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
                 has_ended = is_watch && matches!(input, Ok(Input::Ended(_)));
                 self.requester.report_silence(input).await
             }
-            wanted = self.subscriber.wanted(), if is_watch => match wanted {
+            wanted = self.subscriber.wanted(is_watch) => match wanted {
                 Wanted::Bookmark => {
                     self.wants_bookmark = true;
                     Ok(Input::Moved)

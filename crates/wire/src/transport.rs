@@ -48,6 +48,8 @@ pub(super) struct OthersMayServe;
 /// Connection of a response.
 #[derive(Clone, Debug)]
 pub struct Link {
+    /// Server, with the address that was reached.
+    server: Arc<str>,
     /// True once there is a better connection.
     superseded: watch::Receiver<bool>,
     /// Asks for a check that the peer is alive.
@@ -56,14 +58,19 @@ pub struct Link {
 
 impl Link {
     /// A link that is superseded when `superseded` becomes true, and is checked on `probe`.
-    pub(super) fn new(superseded: watch::Receiver<bool>, probe: Option<Arc<Notify>>) -> Self {
-        Self { superseded, probe }
+    pub(super) fn new(server: Arc<str>, superseded: watch::Receiver<bool>, probe: Option<Arc<Notify>>) -> Self {
+        Self { server, superseded, probe }
+    }
+
+    /// Server, with the address that was reached.
+    pub(super) fn server(&self) -> &Arc<str> {
+        &self.server
     }
 
     /// A link that is never superseded and cannot be checked.
     #[must_use]
     pub fn plain() -> Self {
-        Self::new(watch::Sender::new(false).subscribe(), None)
+        Self::new("".into(), watch::Sender::new(false).subscribe(), None)
     }
 
     /// Waits until there is a better connection.

@@ -6,14 +6,17 @@
 //! The agent can do without the Node. If the server forbids to read it, or has no Nodes, an empty list is published
 //! instead. If the server cannot be reached, the agent waits, as for the other resources.
 
-use std::{future::pending, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use cproxy_core::{
-    Event,
+    Event, ListSource,
     api::{EndpointSlice, Node, Service},
 };
 use tokio::{
-    sync::{Notify, mpsc, watch::Receiver},
+    sync::{
+        Notify, mpsc,
+        watch::{Receiver, error::RecvError},
+    },
     time::Instant,
 };
 
@@ -64,6 +67,20 @@ pub async fn watch(
     }
 }
 
+/// Waits until a receiver has a new value for which this holds. Others are seen, too.
+async fn changed_to<T>(receiver: &mut Receiver<T>, is_due: impl Fn(&T) -> bool) -> Result<(), RecvError> {
+    loop {
+        // A value that is not due stays a change for a later call.
+        if receiver.has_changed()? && is_due(&receiver.borrow()) {
+            receiver.mark_unchanged();
+            return Ok(());
+        }
+        let mut later = receiver.clone();
+        later.mark_unchanged();
+        later.changed().await?;
+    }
+}
+
 /// Subscriber that passes events on to the agent's store.
 struct StoreSubscriber<'a> {
     last_contact: &'a LastContact,
@@ -73,12 +90,14 @@ struct StoreSubscriber<'a> {
     /// Changes when a comparison with the server is wanted.
     comparisons: Receiver<u64>,
     /// Changes when a list is wanted.
-    lists: Receiver<()>,
+    lists: Receiver<bool>,
     comparison: Comparison,
     /// Number of the comparison, or of the last one.
     number: u64,
     /// Last version that the server has confirmed.
     version: String,
+    /// Origin of the last response; its end is that of the list.
+    source: Option<ListSource>,
 }
 
 /// Progress of a comparison with the server.
@@ -122,7 +141,7 @@ impl<'a> StoreSubscriber<'a> {
     fn new(last_contact: &'a LastContact, events: &'a mpsc::Sender<Vec<Event>>, list_done: &'a Notify) -> Self {
         let (comparisons, lists) = (last_contact.comparisons(), last_contact.lists());
         let (comparison, number, version) = (Comparison::Idle, 0, String::new());
-        Self { last_contact, events, list_done, comparisons, lists, comparison, number, version }
+        Self { last_contact, events, list_done, comparisons, lists, comparison, number, version, source: None }
     }
 }
 
@@ -130,8 +149,10 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
     const SPREADS_LISTS: bool = true;
     const LISTS_AFTER_FAILURE: bool = false;
 
-    fn see_view(&mut self, token: Option<&str>) {
-        self.last_contact.see_view(K::RESOURCE, token);
+    fn see_response(&mut self, server: &Arc<str>, view: Option<&str>, requested: Instant) {
+        self.last_contact.see_view(K::RESOURCE, view);
+        let (view, requested) = (view.map(Into::into), requested.into_std());
+        self.source = Some(ListSource { server: server.clone(), view, requested, ended: requested });
         self.comparison = match self.comparison {
             Comparison::Requested => Comparison::begin(),
             // The watch has ended too early.
@@ -161,7 +182,12 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
             }
             version.clone_into(&mut self.version);
         }
+        let is_end = matches!(event, WatchEvent::ListDone(_));
         let mut events = event.into_events();
+        if is_end && let Some(source) = self.source.take() {
+            let source = ListSource { ended: Instant::now().into_std(), ..source };
+            events.insert(0, Event::ListFrom(K::RESOURCE, source));
+        }
         if is_compared {
             self.comparison = Comparison::Idle;
             events.push(Event::Compared(K::RESOURCE, self.number));
@@ -192,12 +218,13 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
         }
     }
 
-    async fn wanted(&mut self) -> Wanted {
-        if self.comparison != Comparison::Wanted {
+    async fn wanted(&mut self, is_watch: bool) -> Wanted {
+        let is_due = |at_once: &bool| is_watch || *at_once;
+        if self.comparison != Comparison::Wanted || !is_watch {
             // The senders live as long as `last_contact`.
             let is_list = tokio::select! {
-                Ok(()) = self.lists.changed(), if K::LOST_WITHOUT.is_none() => true,
-                Ok(()) = self.comparisons.changed() => false,
+                Ok(()) = changed_to(&mut self.lists, is_due), if K::LOST_WITHOUT.is_none() => true,
+                Ok(()) = self.comparisons.changed(), if is_watch => false,
                 else => pending().await,
             };
             if is_list {
@@ -220,9 +247,23 @@ mod tests {
 
     type Of = Service;
 
+    /// Output of a future that waits for nothing.
+    fn futures_now<F: Future>(future: F) -> Option<F::Output> {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::pin!(future).poll(&mut context) {
+            std::task::Poll::Ready(output) => Some(output),
+            std::task::Poll::Pending => None,
+        }
+    }
+
+    /// The server accepts a request.
+    fn see(subscriber: &mut StoreSubscriber<'_>) {
+        Subscriber::<Of>::see_response(subscriber, &"a".into(), None, Instant::now());
+    }
+
     /// Whether the subscriber wants a watch for its bookmark now.
     async fn wants_bookmark(subscriber: &mut StoreSubscriber<'_>) -> bool {
-        timeout(Duration::from_millis(1), Subscriber::<Of>::wanted(subscriber)).await == Ok(Wanted::Bookmark)
+        timeout(Duration::from_millis(1), Subscriber::<Of>::wanted(subscriber, true)).await == Ok(Wanted::Bookmark)
     }
 
     #[tokio::test(start_paused = true)]
@@ -233,7 +274,7 @@ mod tests {
         let bookmark = || WatchEvent::<Of>::Bookmark("5".to_owned());
         let mut is_compared =
             || matches!(events.try_recv().as_deref(), Ok([.., Event::Compared(ResourceKind::Services, _)]));
-        Subscriber::<Of>::see_view(&mut subscriber, None);
+        see(&mut subscriber);
         assert!(!wants_bookmark(&mut subscriber).await);
         last_contact.compare();
         // It was on its way already.
@@ -242,13 +283,13 @@ mod tests {
         subscriber.publish(bookmark()).await;
         assert!(!wants_bookmark(&mut subscriber).await && !is_compared());
 
-        Subscriber::<Of>::see_view(&mut subscriber, None);
+        see(&mut subscriber);
         assert!(!wants_bookmark(&mut subscriber).await);
         // The watch ended without a bookmark, and the next one was not opened for it.
-        Subscriber::<Of>::see_view(&mut subscriber, None);
+        see(&mut subscriber);
         subscriber.publish(bookmark()).await;
         assert!(wants_bookmark(&mut subscriber).await && !is_compared());
-        Subscriber::<Of>::see_view(&mut subscriber, None);
+        see(&mut subscriber);
         subscriber.publish(bookmark()).await;
         assert!(is_compared());
         subscriber.publish(bookmark()).await;
@@ -256,7 +297,7 @@ mod tests {
 
         last_contact.compare();
         assert!(wants_bookmark(&mut subscriber).await);
-        Subscriber::<Of>::see_view(&mut subscriber, None);
+        see(&mut subscriber);
         subscriber.publish(WatchEvent::<Of>::ListDone("6".to_owned())).await;
         assert!(is_compared(), "a list is a comparison, too");
     }
@@ -282,7 +323,7 @@ mod tests {
         ] {
             last_contact.compare();
             assert!(wants_bookmark(&mut subscriber).await && Subscriber::<Of>::repeats_last_version(&subscriber));
-            Subscriber::<Of>::see_view(&mut subscriber, None);
+            see(&mut subscriber);
             for version in versions {
                 subscriber.publish(deleted(version)).await;
                 events.try_recv().ok();
@@ -291,7 +332,7 @@ mod tests {
             assert!(!Subscriber::<Of>::end_watch(&mut subscriber).await);
             let is_compared = matches!(events.try_recv().as_deref(), Ok([Event::Compared(ResourceKind::Services, _)]));
             assert_eq!(is_compared, is_comparison, "{versions:?} in {time:?}");
-            Subscriber::<Of>::see_view(&mut subscriber, None);
+            see(&mut subscriber);
             assert_eq!(wants_bookmark(&mut subscriber).await, !is_comparison);
             subscriber.comparison = Comparison::Idle;
         }
@@ -307,7 +348,7 @@ mod tests {
         let second = last_contact.compare();
         // The server may have accepted this watch before the second comparison was asked for.
         for number in [first, second] {
-            Subscriber::<Of>::see_view(&mut subscriber, None);
+            see(&mut subscriber);
             subscriber.publish(WatchEvent::<Of>::Bookmark("5".to_owned())).await;
             let compared = events.try_recv();
             assert!(matches!(compared.as_deref(), Ok([Event::Compared(_, of)]) if *of == number), "{compared:?}");
@@ -320,14 +361,22 @@ mod tests {
         let (last_contact, list_done) = (LastContact::default(), Notify::new());
         let (sender, _events) = mpsc::channel(4);
         let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
-        last_contact.list_anew();
-        assert_eq!(Subscriber::<Of>::wanted(&mut subscriber).await, Wanted::List);
+        last_contact.list_anew(false);
+        assert_eq!(Subscriber::<Of>::wanted(&mut subscriber, true).await, Wanted::List);
         assert!(!wants_bookmark(&mut subscriber).await);
-        last_contact.list_anew();
-        let of_node = timeout(Duration::from_secs(1), Subscriber::<Node>::wanted(&mut subscriber));
+        last_contact.list_anew(false);
+        let of_node = timeout(Duration::from_secs(1), Subscriber::<Node>::wanted(&mut subscriber, true));
         assert!(of_node.await.is_err());
+        // While a list is under way, one is wanted at once or not at all.
+        let during = |subscriber: &mut StoreSubscriber<'_>| {
+            let wanted = Subscriber::<Of>::wanted(subscriber, false);
+            futures_now(wanted)
+        };
+        assert_eq!(during(&mut subscriber), None);
+        last_contact.list_anew(true);
+        assert_eq!(during(&mut subscriber), Some(Wanted::List));
         last_contact.compare();
-        assert_eq!(Subscriber::<Node>::wanted(&mut subscriber).await, Wanted::Bookmark);
+        assert_eq!(Subscriber::<Node>::wanted(&mut subscriber, true).await, Wanted::Bookmark);
     }
 
     #[tokio::test(start_paused = true)]
@@ -337,17 +386,20 @@ mod tests {
         let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
         last_contact.compare();
         assert!(wants_bookmark(&mut subscriber).await);
-        Subscriber::<Of>::see_view(&mut subscriber, None);
+        see(&mut subscriber);
         advance(BOOKMARK_WATCH_TIME).await;
         assert!(Subscriber::<Of>::end_watch(&mut subscriber).await);
         // The first one breaks off.
         for _ in 0..2 {
-            Subscriber::<Of>::see_view(&mut subscriber, None);
+            see(&mut subscriber);
             subscriber.publish(WatchEvent::<Of>::ListStarted).await;
             assert!(matches!(events.try_recv().as_deref(), Ok([Event::ListStarted(_)])));
         }
         subscriber.publish(WatchEvent::<Of>::ListDone("4".to_owned())).await;
-        assert!(matches!(events.try_recv().as_deref(), Ok([Event::ListDone(_), Event::Compared(..)])));
+        assert!(matches!(
+            events.try_recv().as_deref(),
+            Ok([Event::ListFrom(..), Event::ListDone(_), Event::Compared(..)])
+        ));
         assert!(!wants_bookmark(&mut subscriber).await);
     }
 }

@@ -133,7 +133,7 @@ impl WatchState {
         }
         if matches!(input, Input::ListWanted) {
             // Another server may have other versions.
-            return (Self::new(), Output { log: None, event: None, next: Next::Request });
+            return (Self::new(), Output { log: None, event: None, next: Next::request_after(history.spread()) });
         }
         let output = match self.advance(input, history) {
             Ok((event, next)) => {

@@ -1,0 +1,77 @@
+//! Lists that would take most objects away. The rows in force stay, and go on with all changes, until a second list
+//! agrees.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::Staged;
+use crate::ResourceKind;
+
+/// Time after which a list of the same server counts as a second one.
+pub const SECOND_LIST_AFTER: Duration = Duration::from_secs(10);
+
+/// Origin of a list.
+#[derive(Clone, Debug)]
+pub struct ListSource {
+    /// Server that has sent it, with the address of the connection.
+    pub server: Arc<str>,
+    /// View that it shows; `None`: everything.
+    pub view: Option<Arc<str>>,
+    /// Time of the request.
+    pub requested: Instant,
+    /// Time of its end.
+    pub ended: Instant,
+}
+
+/// Decision about a list that would take most objects of its kind away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListReport {
+    /// Kind of the objects.
+    pub kind: ResourceKind,
+    /// Server of the list.
+    pub server: Arc<str>,
+    /// Number of objects that the list lacks, and of all that are in force.
+    pub missing: usize,
+    /// See `missing`.
+    pub known: usize,
+    /// The decision.
+    pub verdict: ListVerdict,
+    /// The list shows the same view as the rows in force: other servers may be asked.
+    pub is_same_view: bool,
+}
+
+/// See [`ListReport`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListVerdict {
+    /// The list is held back.
+    Doubted,
+    /// A second list agrees, and counts.
+    Agreed,
+    /// The objects are there again.
+    Disagreed,
+}
+
+/// List that is held back.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// Its objects, with all changes since.
+    pub(super) candidate: Staged,
+    /// Server of the first such list, and when it ended.
+    pub(super) server: Arc<str>,
+    pub(super) since: Instant,
+}
+
+impl Held {
+    pub(super) fn new(candidate: Staged, source: &ListSource) -> Self {
+        Self { candidate, server: source.server.clone(), since: source.ended }
+    }
+
+    /// Whether a list is a second one: of another server, or of the same one after a while. It must have been asked for
+    /// after the first one.
+    pub(super) fn is_confirmed_by(&self, source: &ListSource) -> bool {
+        let wait = if source.server == self.server { SECOND_LIST_AFTER } else { Duration::ZERO };
+        source.requested >= self.since + wait
+    }
+}
