@@ -1,6 +1,8 @@
 //! Secrets that this process has sent or was given. Texts of servers and programs may repeat them, so they are removed
 //! before a text is logged or shown. Secrets of others, such as those of a server's clients, are passed to each call.
 
+mod decoded;
+
 use std::{
     collections::{HashSet, VecDeque},
     iter,
@@ -9,6 +11,7 @@ use std::{
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD, prelude::BASE64_URL_SAFE_NO_PAD};
+use decoded::Decoded;
 
 /// Secrets that are remembered: those in use, and those before them that an answer may still repeat.
 const REMEMBERED_MAX: usize = 8;
@@ -49,8 +52,19 @@ pub fn hidden(text: &str) -> String {
 pub fn hidden_with(text: &str, secrets: &[&str]) -> String {
     let remembered = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let all = remembered.iter().map(|secret| &**secret).chain(secrets.iter().copied());
-    let forms: Vec<_> = all.filter(|secret| secret.len() >= SECRET_BYTES_MIN).flat_map(forms).collect();
-    without_tokens(&without(text, &forms))
+    let secrets: Vec<_> = all.filter(|secret| secret.len() >= SECRET_BYTES_MIN).collect();
+    if secrets.is_empty() {
+        return without_tokens(text);
+    }
+    let forms: Vec<_> = secrets.iter().flat_map(|secret| forms(secret)).collect();
+    let plain: Vec<_> = secrets.iter().map(|&secret| secret.to_owned()).collect();
+    let mut found = ranges(text.as_bytes(), &forms);
+    for decoded in
+        [Decoded::without_escapes(text, false), Decoded::without_escapes(text, true), Decoded::from_hexadecimal(text)]
+    {
+        found.extend(ranges(&decoded.bytes, &plain).iter().filter_map(|range| decoded.place(range)));
+    }
+    without_tokens(&without(text, found))
 }
 
 /// A secret as it is, and as others may encode it.
@@ -89,21 +103,29 @@ fn forms(secret: &str) -> Vec<String> {
     forms
 }
 
-/// The text without these forms of secrets and long pieces of them.
-fn without(text: &str, forms: &[String]) -> String {
+/// Places of these forms of secrets, and of long pieces of them.
+fn ranges(text: &[u8], forms: &[String]) -> Vec<Range<usize>> {
     let (long, short): (Vec<_>, Vec<_>) = forms.iter().partition(|form| form.len() >= PIECE_BYTES);
     // Most pieces of a long secret begin with two bytes that a short text does not have in a row.
     let number = |pair: &[u8]| pair.first_chunk().map_or(0, |&bytes| usize::from(u16::from_ne_bytes(bytes)));
     let mut has_pair = vec![false; 1 << u16::BITS];
-    for pair in text.as_bytes().windows(2) {
+    for pair in text.windows(2) {
         has_pair.get_mut(number(pair)).into_iter().for_each(|has| *has = true);
     }
     let pieces = long.iter().flat_map(|form| form.as_bytes().windows(PIECE_BYTES));
     let pieces: HashSet<&[u8]> = pieces.filter(|piece| has_pair.get(number(piece)) == Some(&true)).collect();
-    let mut found: Vec<Range<usize>> = Vec::new();
-    let windows = text.as_bytes().windows(PIECE_BYTES).enumerate();
-    found.extend(windows.filter(|(_, piece)| pieces.contains(piece)).map(|(at, _)| at..at + PIECE_BYTES));
-    found.extend(short.iter().flat_map(|form| text.match_indices(&**form)).map(|(at, part)| at..at + part.len()));
+    let windows = text.windows(PIECE_BYTES).enumerate();
+    let mut found: Vec<_> =
+        windows.filter(|(_, piece)| pieces.contains(piece)).map(|(at, _)| at..at + PIECE_BYTES).collect();
+    for form in short {
+        let windows = text.windows(form.len()).enumerate();
+        found.extend(windows.filter(|(_, part)| *part == form.as_bytes()).map(|(at, part)| at..at + part.len()));
+    }
+    found
+}
+
+/// The text without these parts.
+fn without(text: &str, mut found: Vec<Range<usize>>) -> String {
     found.sort_by_key(|range| range.start);
     let mut clean = String::with_capacity(text.len());
     let mut end = 0;
@@ -187,6 +209,24 @@ mod tests {
             hidden_with("nothing to see in this ordinary message", &[TOKEN]),
             "nothing to see in this ordinary message"
         );
+    }
+
+    #[test]
+    fn a_password_with_special_characters_is_removed_as_others_write_it() {
+        let password = "p&s/<Q7>é 'z\"9+%";
+        for (text, what) in [
+            (r#"p\u0026s/\u003cQ7\u003eé 'z\"9+%"#, "JSON of Go"),
+            (r#"p&s\/<Q7>\u00e9 'z\"9+%"#, "JSON of Python and PHP"),
+            ("p&amp;s/&lt;Q7&gt;é &#39;z&quot;9+%", "HTML"),
+            ("p%26s%2F%3CQ7%3E%C3%A9+%27z%229%2B%25", "a form"),
+            ("p%26s/%3CQ7%3E%C3%A9%20%27z%229+%25", "a path"),
+            (r#"p&s/<Q7>\xc3\xa9 'z"9+%"#, "C"),
+            ("70:26:73:2f:3c:51:37:3e:c3:a9:20:27:7a:22:39:2b:25", "hexadecimal with colons"),
+            ("70 26 73 2F 3C 51 37 3E C3 A9 20 27 7A 22 39 2B 25", "hexadecimal with blanks"),
+        ] {
+            let clean = hidden_with(&format!("refused <{text}>; why"), &[password]);
+            assert_eq!(clean, "refused <(removed)>; why", "{what}");
+        }
     }
 
     #[test]

@@ -128,6 +128,13 @@ impl ExecCredentials {
     }
 }
 
+/// Shortest word that a program prints which may be a secret.
+const PRINTED_BYTES_MIN: usize = 8;
+
+/// Fields and kinds in the output of a program.
+const PRINTED_NAMES: [&str; 6] =
+    ["apiVersion", "ExecCredential", "expirationTimestamp", "clientCertificateData", "clientKeyData", "interactive"];
+
 /// Runs the program of a kubeconfig's user.
 ///
 /// # Errors
@@ -154,14 +161,22 @@ pub(super) async fn run(config: &ExecConfig) -> Result<ExecCredentials, String> 
     let output = run_to_end(command).await.map_err(|error| named(error.to_string()))?;
     if !output.status.success() {
         // It may have printed a token and then failed, and repeat what it was given.
-        let printed = ExecCredentials::read(&output.stdout).ok().and_then(|credentials| credentials.token);
-        given.extend(printed.as_deref());
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        given.extend(printed_secrets(&stdout));
         let message = one_line(&cproxy_secrets::hidden_with(&String::from_utf8_lossy(&output.stderr), &given));
         let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
         let separator = if message.is_empty() { "" } else { ": " };
         return Err(named(format!("{}{separator}{message}", output.status)));
     }
     ExecCredentials::read(&output.stdout).map_err(named)
+}
+
+/// Words that a program has printed and that may be secrets, whether its output is a credential or not: each one that
+/// is long, but for the names that all credentials have.
+fn printed_secrets(stdout: &str) -> impl Iterator<Item = &str> {
+    let is_part = |char: char| char.is_ascii_alphanumeric() || "-._~+/=".contains(char);
+    let words = stdout.split(move |char| !is_part(char)).filter(|word| word.len() >= PRINTED_BYTES_MIN);
+    words.filter(|word| !word.starts_with("client.authentication.k8s.io/") && !PRINTED_NAMES.contains(word))
 }
 
 /// Processes of a program, which end when this value is dropped.
