@@ -12,7 +12,7 @@ use crate::{
     body::EndReason, handler::respond, jitter::jitter, places::Place, relay::Relay, request_limit::RequestLimit,
     throttle::Throttled,
 };
-use cproxy_access::{Lease, Leases, Peer};
+use cproxy_access::{Identity, Lease, Leases, Peer};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -53,6 +53,9 @@ const STREAMS_MAX: u32 = 16;
 const RECEIVE_WINDOW_BYTES: u32 = 16 << 10;
 const RECEIVE_WINDOW_OF_ALL_BYTES: u32 = 64 << 10;
 
+/// Tokens that a client may show on one connection: a token file is renewed now and then.
+const TOKENS_MAX: usize = 4;
+
 /// Client's connection, as its requests see it.
 pub(crate) struct Connection {
     peer: Peer,
@@ -70,8 +73,8 @@ struct Activity {
     idle_since: Instant,
     /// The client has asked for objects that it may see.
     has_requested: bool,
-    /// Token that the client has shown last.
-    lease: Option<Arc<Lease>>,
+    /// Tokens that the client has shown: watches of each may be under way.
+    leases: Vec<Arc<Lease>>,
     /// Begin of each list.
     lists: BTreeMap<u64, Instant>,
     lists_begun: u64,
@@ -89,7 +92,7 @@ impl Connection {
             responses: 0,
             idle_since: Instant::now(),
             has_requested: false,
-            lease: None,
+            leases: Vec::new(),
             lists: BTreeMap::new(),
             lists_begun: 0,
         };
@@ -143,12 +146,18 @@ impl Connection {
         activity.idle_since = Instant::now();
     }
 
-    /// Remembers the token of a client that was accepted with this header.
-    pub(crate) fn remember_token(&self, authorization: &[u8], leases: &Leases) {
+    /// Remembers the token of a client that was accepted with this header as this identity. Returns false if the
+    /// connection has shown too many.
+    pub(crate) fn remember_token(&self, authorization: &[u8], identity: &Arc<Identity>, leases: &Leases) -> bool {
         let mut activity = self.activity();
-        if !activity.lease.as_ref().is_some_and(|lease| lease.is_of(authorization)) {
-            activity.lease = leases.get(authorization, self.peer.address());
+        if activity.leases.iter().any(|lease| lease.is_of(authorization)) {
+            return true;
         }
+        if activity.leases.len() >= TOKENS_MAX {
+            return false;
+        }
+        activity.leases.extend(leases.get(authorization, identity, self.peer.address()));
+        true
     }
 
     /// Begins a list, which has to be read in time.
@@ -165,7 +174,7 @@ impl Connection {
     /// Reason to cut the connection, if there is one.
     fn fault(&self, now: Instant) -> Option<String> {
         let activity = self.activity();
-        if let Some(end) = activity.lease.as_ref().and_then(|lease| lease.end()) {
+        if let Some(end) = activity.leases.iter().find_map(|lease| lease.end()) {
             return Some(end.to_owned());
         }
         if self.peer.has_expired() {

@@ -183,9 +183,13 @@ impl Exchange<'_> {
         let identity = identity.map_err(|refusal| self.refusal(&refusal))?;
         let view = self.relay.views().select(self.connection.peer().address(), &identity);
         let view = view.map_err(|refusal| self.refusal(&refusal))?;
-        place.admit(&identity).map_err(|reason| self.no_place(reason))?;
+        let has_ended = place.admit(&identity).map_err(|reason| self.no_place(reason))?;
+        self.relay.metrics.connections_displaced.add(has_ended.into());
         if let (Source::Token, Some(authorization)) = (identity.source, self.headers.get(AUTHORIZATION)) {
-            self.connection.remember_token(authorization.as_bytes(), &self.relay.leases);
+            let is_remembered = self.connection.remember_token(authorization.as_bytes(), &identity, &self.relay.leases);
+            if !is_remembered {
+                return Err(too_many_tokens());
+            }
         }
         Ok((identity, view))
     }
@@ -365,6 +369,11 @@ fn too_many_connections(reason: NoPlace) -> Status {
         NoPlace::Share(share) => format!("this client has {share} connections, as many as one may have: close some"),
     };
     Status { retry_after_seconds: 5, ..Status::new(429, "TooManyRequests", message) }
+}
+
+fn too_many_tokens() -> Status {
+    let message = "this connection has shown too many tokens: open another one";
+    Status { retry_after_seconds: 1, ..Status::new(429, "TooManyRequests", message) }
 }
 
 /// Output of a future that waits for nothing.

@@ -80,7 +80,7 @@ impl Metrics {
         text.number(
             "connections_displaced_total",
             Counter,
-            "Connections of unknown clients that gave way to newer ones",
+            "Connections of unknown clients, or of those with most, that gave way to others",
             self.connections_displaced.get(),
         );
         text.number("connections_accepted_total", Counter, "Connections accepted", self.connections_accepted.get());

@@ -1,9 +1,10 @@
 //! Places of connections. Before a client is known, it has one of a few; the oldest that has shown nothing goes first.
-//! After that, identities share the rest, and some places are left for those that have none. So do their requests.
+//! After that, identities share the rest: of a full house, the identity with most gives up one for an identity with
+//! fewer. So do their requests.
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::RandomState},
     hash::BuildHasher as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -25,9 +26,6 @@ const UNKNOWN_SHARE: usize = 8;
 const UNKNOWN_MIN: usize = 16;
 const UNKNOWN_MAX: usize = 4096;
 
-/// Places for identities without a connection: one in this many.
-const RESERVE_SHARE: usize = 8;
-
 /// Identities without a connection that are kept, as long as their last requests count.
 const KNOWN_KEPT: usize = 1024;
 
@@ -39,8 +37,6 @@ const ASKING_MAX: usize = 1024;
 pub(crate) struct Places {
     /// Places of clients that are known.
     all: usize,
-    /// Number of them that only identities without a connection get.
-    reserve: usize,
     /// Places of those that have shown nothing.
     unknown: usize,
     hashes: RandomState,
@@ -56,13 +52,16 @@ struct State {
     asking_count: usize,
     /// Each identity with a connection, or whose last requests still count, by its hash.
     known: HashMap<u64, Known>,
+    /// Identities with connections, by their number.
+    by_count: BTreeSet<(usize, u64)>,
     known_count: usize,
 }
 
 /// Identity's connections and requests.
 #[derive(Debug)]
 struct Known {
-    connections: usize,
+    /// Tasks of the connections, by the order in which they came.
+    connections: Connections,
     requests: Arc<RequestLimit>,
 }
 
@@ -122,7 +121,6 @@ impl Places {
     pub(crate) fn new(connections_max: usize) -> Arc<Self> {
         Arc::new(Self {
             all: connections_max,
-            reserve: connections_max / RESERVE_SHARE,
             unknown: (connections_max / UNKNOWN_SHARE).clamp(UNKNOWN_MIN, UNKNOWN_MAX),
             hashes: RandomState::new(),
             state: Mutex::default(),
@@ -183,30 +181,52 @@ impl Places {
 }
 
 impl State {
-    /// Counts another connection of an identity.
+    /// Gives an identity another connection. Returns the task of one that ends for it.
     fn admit(
         &mut self,
         places: &Places,
         hash: u64,
         (share, guests): (usize, u32),
-    ) -> Result<Arc<RequestLimit>, NoPlace> {
-        let own = self.known.get(&hash).map_or(0, |known| known.connections);
+        (id, task): (u64, Option<AbortHandle>),
+    ) -> Result<(Arc<RequestLimit>, Option<AbortHandle>), NoPlace> {
+        let own = self.known.get(&hash).map_or(0, |known| known.connections.len());
         if own >= share {
             return Err(NoPlace::Share(share));
         }
-        let left = places.all.saturating_sub(self.known_count);
-        if left == 0 || left <= places.reserve && own > 0 {
-            return Err(NoPlace::Full);
+        let mut ended = None;
+        if self.known_count >= places.all {
+            // The newest one of the identity with most, which has two more than this one at least.
+            let most = self.by_count.last().copied().filter(|(count, _)| *count > own + 1);
+            let (_, most) = most.ok_or(NoPlace::Full)?;
+            let newest = self.known.get(&most).and_then(|known| known.connections.last_key_value());
+            let newest = newest.map(|(id, _)| *id).ok_or(NoPlace::Full)?;
+            ended = self.change_known(most, |connections| connections.remove(&newest)).flatten().flatten();
         }
         if self.known.len() >= 2 * self.known_count.max(KNOWN_KEPT) {
             let now = Instant::now();
-            self.known.retain(|_, known| known.connections > 0 || !known.requests.is_whole(now));
+            self.known.retain(|_, known| !known.connections.is_empty() || !known.requests.is_whole(now));
         }
-        let known = self.known.entry(hash);
-        let known = known.or_insert_with(|| Known { connections: 0, requests: Arc::new(RequestLimit::new(guests)) });
-        known.connections += 1;
-        self.known_count += 1;
-        Ok(known.requests.clone())
+        let known = self.known.entry(hash).or_insert_with(|| Known {
+            connections: Connections::new(),
+            requests: Arc::new(RequestLimit::new(guests)),
+        });
+        let requests = known.requests.clone();
+        self.change_known(hash, |connections| connections.insert(id, task));
+        Ok((requests, ended))
+    }
+
+    /// Changes the connections of an identity, if it is there.
+    fn change_known<R>(&mut self, hash: u64, change: impl FnOnce(&mut Connections) -> R) -> Option<R> {
+        let known = self.known.get_mut(&hash)?;
+        let before = known.connections.len();
+        let result = change(&mut known.connections);
+        let after = known.connections.len();
+        self.by_count.remove(&(before, hash));
+        if after > 0 {
+            self.by_count.insert((after, hash));
+        }
+        self.known_count = (self.known_count + after).saturating_sub(before);
+        Some(result)
     }
 
     fn end_asking(&mut self, origin: &Origin) {
@@ -239,6 +259,10 @@ impl Unknown {
             self.by_origin.insert(origin.clone(), connections);
         }
         result
+    }
+
+    fn task(&self, origin: &Origin, id: u64) -> Option<AbortHandle> {
+        self.by_origin.get(origin)?.get(&id)?.clone()
     }
 
     /// Removes the oldest connection of the origin with most.
@@ -283,21 +307,30 @@ impl Place {
         Some(Asking(self))
     }
 
-    /// Makes the place that of an identity, if it is not one's yet.
-    pub(crate) fn admit(&self, identity: &Identity) -> Result<(), NoPlace> {
+    /// Makes the place that of an identity, if it is not one's yet. Returns whether another connection ends for it.
+    pub(crate) fn admit(&self, identity: &Identity) -> Result<bool, NoPlace> {
         let mut stage = self.stage();
         if let Stage::Known(..) = &*stage {
-            return Ok(());
+            return Ok(false);
         }
         let (hash, share) = (self.places.hash(identity), self.places.share(identity));
         let mut state = self.places.state();
-        let requests = state.admit(&self.places, hash, share)?;
+        let task = match &*stage {
+            Stage::Asking(_, task) => task.clone(),
+            Stage::Unknown | Stage::Known(..) => state.unknown.task(&self.origin, self.id),
+        };
+        let (requests, ended) = state.admit(&self.places, hash, share, (self.id, task))?;
         match &*stage {
             Stage::Asking(..) => state.end_asking(&self.origin),
             Stage::Unknown | Stage::Known(..) => drop(state.unknown.remove(&self.origin, self.id)),
         }
         *stage = Stage::Known(hash, requests);
-        Ok(())
+        drop(state);
+        drop(stage);
+        let has_ended = ended.is_some();
+        // Outside the locks: the task gives back its place.
+        ended.into_iter().for_each(|task| task.abort());
+        Ok(has_ended)
     }
 
     /// Counts a request that costs as much as some others, once its client is known. Returns false if the client sends
@@ -332,11 +365,13 @@ impl Drop for Place {
             Stage::Unknown => drop(state.unknown.remove(&self.origin, self.id)),
             Stage::Asking(..) => state.end_asking(&self.origin),
             Stage::Known(hash, requests) => {
-                state.known_count -= 1;
-                let Some(known) = state.known.get_mut(hash) else { return };
-                known.connections -= 1;
+                // It is gone already if it has ended for another one.
+                let left = state.change_known(*hash, |connections| {
+                    connections.remove(&self.id);
+                    connections.len()
+                });
                 // Who comes back has not had requests for free meanwhile.
-                if known.connections == 0 && requests.is_whole(Instant::now()) {
+                if left == Some(0) && requests.is_whole(Instant::now()) {
                     state.known.remove(hash);
                 }
             }
@@ -369,7 +404,7 @@ mod tests {
     /// Connection of a client that is known at once.
     fn known(places: &Arc<Places>, from: &str, username: &str) -> Result<Place, NoPlace> {
         let (place, _) = places.enter(&tcp(from));
-        place.admit(&identity(username, Source::Token, None)).map(|()| place)
+        place.admit(&identity(username, Source::Token, None)).map(|_| place)
     }
 
     fn counts(places: &Places) -> (usize, usize, usize) {
@@ -410,22 +445,47 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_has_a_share_and_the_reserve_is_for_those_without_a_connection() {
+    fn an_identity_has_a_share_and_the_one_with_most_gives_up_connections_for_others() {
         let places = Places::new(40);
-        let mut held: Vec<_> = (0..20).map(|_| known(&places, "192.0.2.1:1", "a").unwrap()).collect();
-        assert_eq!(known(&places, "[2001:db8::1]:1", "a").unwrap_err(), NoPlace::Share(20));
-        held.extend((0..15).map(|_| known(&places, "192.0.2.1:1", "b").unwrap()));
-        assert_eq!(known(&places, "192.0.2.1:1", "b").unwrap_err(), NoPlace::Full);
-        for name in ["c", "d", "e", "f", "g"] {
-            held.push(known(&places, "192.0.2.1:1", name).unwrap());
-            assert_eq!(known(&places, "192.0.2.1:1", name).unwrap_err(), NoPlace::Full);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let task = || runtime.spawn(std::future::pending::<()>());
+        let mut tasks = Vec::new();
+        let mut enter = |name: &str| {
+            let (place, _) = places.enter(&tcp("192.0.2.1:1"));
+            tasks.push(task());
+            places.set_task(place.id(), tasks.last().unwrap().abort_handle());
+            place.admit(&identity(name, Source::Token, None)).map(|has_ended| (place, has_ended))
+        };
+        let mut held: Vec<_> = (0..20).map(|_| enter("a").unwrap()).collect();
+        assert_eq!(enter("a").unwrap_err(), NoPlace::Share(20));
+        held.extend((0..20).map(|_| enter("b").unwrap()));
+        assert!(held.iter().all(|(_, has_ended)| !has_ended));
+        assert_eq!(enter("b").unwrap_err(), NoPlace::Share(20));
+        // Eighteen others get in, at the cost of those two alone.
+        for round in 0..18 {
+            let (place, has_ended) = enter(&format!("c{round}")).unwrap();
+            assert!(has_ended);
+            held.push((place, has_ended));
         }
-        assert_eq!(known(&places, "192.0.2.1:1", "h").unwrap_err(), NoPlace::Full);
-        held.remove(0);
-        held.push(known(&places, "192.0.2.1:1", "h").unwrap());
+        let counts_of = |places: &Places| {
+            let mut counts: Vec<_> = places.state().known.values().map(|known| known.connections.len()).collect();
+            counts.sort_unstable();
+            counts
+        };
+        assert_eq!(counts_of(&places), [vec![1; 18], vec![11; 2]].concat());
+        runtime.block_on(tokio::task::yield_now());
+        // The newest ones of both ended.
+        let ended: Vec<_> = (0..tasks.len()).filter(|index| tasks[*index].is_finished()).collect();
+        assert_eq!(ended, (11..20).chain(32..41).collect::<Vec<_>>());
         assert_eq!(counts(&places), (0, 0, 40));
         drop(held);
         assert_eq!((counts(&places), places.state().known.len()), ((0, 0, 0), 0));
+        assert!(places.state().by_count.is_empty());
+        // Where all have one, nobody gives way.
+        let held: Vec<_> =
+            (0..40).map(|number| known(&places, "192.0.2.1:1", &format!("d{number}")).unwrap()).collect();
+        assert_eq!(known(&places, "192.0.2.1:1", "e").unwrap_err(), NoPlace::Full);
+        drop(held);
     }
 
     #[tokio::test(start_paused = true)]
@@ -435,7 +495,7 @@ mod tests {
         let mut admitted = 0;
         for _ in 0..3 {
             let held: Vec<_> = (0..2).map(|_| places.enter(&tcp("192.0.2.1:1")).0).collect();
-            held.iter().for_each(|place| place.admit(&guest).unwrap());
+            held.iter().for_each(|place| assert!(!place.admit(&guest).unwrap()));
             admitted +=
                 held.iter().flat_map(|place| (0..150).map(|_| place.admits_request(1))).filter(|is| *is).count();
         }
@@ -445,7 +505,7 @@ mod tests {
         let other = known(&places, "192.0.2.1:1", "b").unwrap();
         let account = identity("c", Source::Token, Some("node-1"));
         let (of_account, _) = places.enter(&tcp("192.0.2.1:1"));
-        of_account.admit(&account).unwrap();
+        assert_eq!(of_account.admit(&account), Ok(false));
         let admitted = (0..30_000).filter(|_| of_account.admits_request(1)).count();
         assert_eq!(admitted, (REQUESTS_BURST * GUESTS_OF_ACCOUNT) as usize);
         drop((other, of_account));
@@ -456,19 +516,19 @@ mod tests {
         let places = Places::new(40);
         let admit = |identity: &Identity| {
             let (place, _) = places.enter(&tcp("192.0.2.1:1"));
-            place.admit(identity).map(|()| place)
+            place.admit(identity).map(|_| place)
         };
         let guest = |node| identity("system:serviceaccount:guests:agent", Source::Token, Some(node));
         let held: Vec<_> = (0..20).map(|_| admit(&guest("node-1")).unwrap()).collect();
         assert_eq!(admit(&guest("node-1")).unwrap_err(), NoPlace::Share(20));
-        let others: Vec<_> = (0..15).map(|_| admit(&guest("node-2")).unwrap()).collect();
+        let others: Vec<_> = (0..20).map(|_| admit(&guest("node-2")).unwrap()).collect();
         drop((held, others));
         let local = identity("vsock 3", Source::Local, None);
         let held: Vec<_> = (0..GUEST_CONNECTIONS_MAX).map(|_| admit(&local).unwrap()).collect();
         assert_eq!(admit(&local).unwrap_err(), NoPlace::Share(GUEST_CONNECTIONS_MAX));
         drop(held);
-        let held: Vec<_> = (0..35).map(|_| admit(&Identity::anonymous()).unwrap()).collect();
-        assert_eq!(admit(&Identity::anonymous()).unwrap_err(), NoPlace::Full);
+        let held: Vec<_> = (0..40).map(|_| admit(&Identity::anonymous()).unwrap()).collect();
+        assert_eq!(admit(&Identity::anonymous()).unwrap_err(), NoPlace::Share(40));
         drop(held);
     }
 
@@ -483,7 +543,7 @@ mod tests {
         drop(second);
         assert_eq!(counts(&places), (1, 0, 0));
         let asking = asks.ask().unwrap();
-        asks.admit(&Identity::anonymous()).unwrap();
+        assert_eq!(asks.admit(&Identity::anonymous()), Ok(false));
         drop(asking);
         assert_eq!(counts(&places), (0, 0, 1));
         assert!(asks.ask().is_some());

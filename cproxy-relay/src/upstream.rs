@@ -15,7 +15,7 @@ use cproxy_wire::{
 };
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 
 use crate::cache::Cache;
@@ -23,6 +23,9 @@ use crate::cache::Cache;
 /// Shortest time between two watches that are opened for a bookmark, however many clients wait for a version. The
 /// bookmark comes a second later, so that each client has it within the three seconds that it waits.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Time after which a list is asked for again that lacks objects which could not be read.
+const UNREAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// All Nodes: each client watches its own.
 const NODES: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };
@@ -158,9 +161,18 @@ impl<K: WatchedResource> Subscriber<Upstream<K>> for CacheSubscriber<K> {
         if !is_watch {
             pending::<()>().await;
         }
-        sleep_until(self.last_bookmark + BOOKMARK_INTERVAL).await;
-        self.wanted.notified().await;
-        self.last_bookmark = Instant::now();
-        Wanted::Bookmark
+        let bookmark = async {
+            sleep_until(self.last_bookmark + BOOKMARK_INTERVAL).await;
+            self.wanted.notified().await;
+        };
+        // A first list that lacks objects is asked for again: a server that could not show them may have mended.
+        let has_unread = self.cache.collection(K::RESOURCE).unread().is_some();
+        tokio::select! {
+            () = bookmark => {
+                self.last_bookmark = Instant::now();
+                Wanted::Bookmark
+            }
+            () = sleep(UNREAD_INTERVAL), if has_unread => Wanted::List,
+        }
     }
 }

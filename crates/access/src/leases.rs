@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    PeerAddress, Reason, Refusal, ReviewTransport, TokenReviewer,
+    Identity, PeerAddress, Reason, ReviewTransport, TokenReviewer,
     identify::bearer,
     token::{Token, TokenKey},
 };
@@ -28,17 +28,20 @@ const REVIEWS_MAX: usize = 8;
 /// Token of a client that is connected, as long as something holds it.
 pub struct Lease {
     token: Box<str>,
+    /// Whose it was when the client was accepted.
+    identity: Arc<Identity>,
     peer: PeerAddress,
     expires: Option<Instant>,
-    refusal: OnceLock<Refusal>,
+    /// Reason for which it ended in a review.
+    ended: OnceLock<String>,
 }
 
 impl Lease {
     /// Reason for which the token no longer counts, if there is one.
     #[must_use]
     pub fn end(&self) -> Option<&str> {
-        if let Some(refusal) = self.refusal.get() {
-            return Some(refusal.message());
+        if let Some(reason) = self.ended.get() {
+            return Some(reason);
         }
         let has_expired = self.expires.is_some_and(|expires| expires <= Instant::now());
         has_expired.then_some("its token has expired")
@@ -73,18 +76,21 @@ impl Leases {
 
     /// Lease of a token that was just accepted; `None` for a header without a token.
     #[must_use]
-    pub fn get(&self, authorization: &[u8], peer: &PeerAddress) -> Option<Arc<Lease>> {
+    pub fn get(&self, authorization: &[u8], identity: &Arc<Identity>, peer: &PeerAddress) -> Option<Arc<Lease>> {
         let token = Token::new(bearer(authorization).ok()?).ok()?;
         let (key, mut state) = (token.key(), self.state());
         let known = state.by_key.get(&key);
-        if let Some(lease) = known.and_then(Weak::upgrade).filter(|lease| lease.end().is_none()) {
+        if let Some(lease) =
+            known.and_then(Weak::upgrade).filter(|lease| lease.end().is_none() && lease.identity == *identity)
+        {
             return Some(lease);
         }
         let lease = Arc::new(Lease {
             token: token.text().into(),
+            identity: identity.clone(),
             peer: peer.clone(),
             expires: token.remaining().map(|time| Instant::now() + time),
-            refusal: OnceLock::new(),
+            ended: OnceLock::new(),
         });
         if state.by_key.insert(key, Arc::downgrade(&lease)).is_none() {
             state.queue.push_back((Instant::now(), key));
@@ -109,10 +115,13 @@ impl Leases {
             let pause = Instant::now() + PAUSE;
             drop(tokio::spawn(async move {
                 // An older answer counts while there is no new one.
-                if let Err(refusal) = reviewer.authenticate(&lease.token, &lease.peer).await
-                    && refusal.reason() == Reason::TokenRefused
-                {
-                    lease.refusal.set(refusal).ok();
+                match reviewer.authenticate(&lease.token, &lease.peer).await {
+                    Ok(identity) if identity == lease.identity => {}
+                    Ok(_) => drop(lease.ended.set("its token is another identity's now".to_owned())),
+                    Err(refusal) if refusal.reason() == Reason::TokenRefused => {
+                        lease.ended.set(refusal.message().to_owned()).ok();
+                    }
+                    Err(_) => {}
                 }
                 leases.state().queue.push_back((Instant::now(), key));
                 leases.added.notify_one();
@@ -164,6 +173,7 @@ mod tests {
             self.reviews.fetch_add(1, Ordering::Relaxed);
             match self.answer.load(Ordering::Relaxed) {
                 0 => Ok((201, r#"{"status":{"authenticated":true,"user":{"username":"a"}}}"#.into())),
+                3 => Ok((201, r#"{"status":{"authenticated":true,"user":{"username":"b"}}}"#.into())),
                 1 => Ok((201, r#"{"status":{}}"#.into())),
                 _ => Err("no route".to_owned()),
             }
@@ -188,8 +198,8 @@ mod tests {
         /// Lease of a client that was accepted.
         async fn accept(&self, token: &str) -> Arc<Lease> {
             let peer = PeerAddress::Vsock { cid: 3 };
-            self.reviewer.authenticate(token, &peer).await.unwrap();
-            self.leases.get(format!("Bearer {token}").as_bytes(), &peer).unwrap()
+            let identity = self.reviewer.authenticate(token, &peer).await.unwrap();
+            self.leases.get(format!("Bearer {token}").as_bytes(), &identity, &peer).unwrap()
         }
     }
 
@@ -209,7 +219,11 @@ mod tests {
         // A client that is accepted again has another lease.
         world.server.answer.store(0, Ordering::Relaxed);
         tokio::time::sleep(MINUTE * 3).await;
-        assert_eq!(world.accept("a").await.end(), None);
+        let lease = world.accept("a").await;
+        assert_eq!(lease.end(), None);
+        world.server.answer.store(3, Ordering::Relaxed);
+        tokio::time::sleep(MINUTE * 5).await;
+        assert_eq!(lease.end(), Some("its token is another identity's now"));
     }
 
     #[tokio::test(start_paused = true)]

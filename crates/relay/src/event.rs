@@ -1,6 +1,9 @@
 //! Event of the history, encoded once for all clients.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use bytes::Bytes;
 
@@ -8,12 +11,15 @@ use crate::{
     fields::fields,
     filter::Filter,
     json::object_json,
-    object::{METADATA, Meta, Object, with_version},
+    object::{METADATA, Meta, Object, api_version, with_version},
     wire::{Change, Format, event_frame, event_line},
 };
 
 /// Bytes after the object in a frame: the end of its envelope.
 const FRAME_TAIL_BYTES: usize = 4;
+
+/// Objects that are longer lose their state in an event that a later one follows.
+const LARGE_BYTES: usize = 64 << 10;
 
 /// Change of an object.
 #[derive(Clone, Debug)]
@@ -27,6 +33,8 @@ pub(crate) struct Event {
     before: Before,
     pub(crate) at: Instant,
     frame: Bytes,
+    /// The same in JSON, once a client has needed it, as long as no later event follows.
+    line: OnceLock<Bytes>,
     /// A later event has a newer state of the object.
     is_superseded: bool,
     /// No client needs it: it has no state of the object.
@@ -81,6 +89,7 @@ impl Event {
             before,
             at,
             frame,
+            line: OnceLock::new(),
             is_superseded: false,
             is_void: false,
         }
@@ -94,8 +103,9 @@ impl Event {
             Before::OutOfSight(meta) => meta.size_bytes(),
         };
         let is_present = self.change != Change::Deleted && !self.is_superseded;
-        let state = if is_present { 0 } else { self.frame.len() };
-        self.object.meta.size_bytes() + state + before + size_of::<Self>()
+        // Its state is the cache's, names and labels included.
+        let state = if is_present { 0 } else { self.frame.len() + self.object.meta.size_bytes() };
+        state + before + size_of::<Self>()
     }
 
     /// Type of the event for a client that may see only some objects; `None` if it does not concern the client
@@ -126,7 +136,9 @@ impl Event {
     fn encoded(&self, format: Format) -> Bytes {
         match format {
             Format::Protobuf => self.frame.clone(),
-            Format::Json => encode(self.change, &self.object, format),
+            // Of an event that a later one follows, few clients need it.
+            Format::Json if self.is_superseded => encode(self.change, &self.object, format),
+            Format::Json => self.line.get_or_init(|| encode(self.change, &self.object, format)).clone(),
         }
     }
 
@@ -144,7 +156,7 @@ impl Event {
 
     /// The event once a later one has a newer state of the object. A mere change is void then.
     pub(crate) fn superseded(&self) -> Self {
-        let superseded = Self { is_superseded: true, ..self.clone() };
+        let superseded = Self { is_superseded: true, line: OnceLock::new(), ..self.clone() };
         let is_void = self.change == Change::Modified && matches!(self.before, Before::Same);
         if is_void { superseded.voided() } else { superseded }
     }
@@ -187,18 +199,22 @@ impl Event {
     }
 
     fn reduced(self, is_followed: bool) -> Self {
+        // To clients that did not see it before, the object appears: one of ordinary size stays whole.
+        let is_large = self.object.protobuf.len() > LARGE_BYTES;
         let object = Arc::new(stub(&self.object));
-        if is_followed { self.with_object(object) } else { self }
+        if is_followed && is_large { self.with_object(object) } else { self }
     }
 
     fn voided(self) -> Self {
-        let object = Object { protobuf: Bytes::new(), ..Object::clone(&self.object) };
-        Self { object: Arc::new(object), frame: Bytes::new(), is_void: true, ..self }
+        let Meta { namespace, name, version, .. } = self.object.meta.clone();
+        let meta = Meta { namespace, name, version, ..Meta::default() };
+        let object = Object { kind: self.object.kind, meta, protobuf: Bytes::new() };
+        Self { object: Arc::new(object), frame: Bytes::new(), line: OnceLock::new(), is_void: true, ..self }
     }
 
     fn with_object(self, object: Arc<Object>) -> Self {
         let frame = event_frame(self.change, object.kind, &object.protobuf);
-        Self { object, frame, ..self }
+        Self { object, frame, line: OnceLock::new(), ..self }
     }
 
     /// Whether a client to which the event is this type of change can do without it, since it gets the later event.
@@ -207,6 +223,15 @@ impl Event {
     pub(crate) fn can_be_left_out(&self, change: Change) -> bool {
         self.is_void || change == Change::Modified && self.is_superseded
     }
+}
+
+/// Names and version of an object in JSON.
+fn names_json(object: &Object) -> Vec<u8> {
+    let Meta { namespace, name, version, .. } = &object.meta;
+    let metadata = serde_json::json!({"name": name, "namespace": namespace, "resourceVersion": version.to_string()});
+    let kind = object.kind.singular();
+    let json = serde_json::json!({"kind": kind, "apiVersion": api_version(object.kind), "metadata": metadata});
+    json.to_string().into_bytes()
 }
 
 /// An object with its metadata alone.
@@ -222,6 +247,7 @@ fn stub(object: &Object) -> Object {
 pub(crate) fn encode(change: Change, object: &Object, format: Format) -> Bytes {
     match format {
         Format::Protobuf => event_frame(change, object.kind, &object.protobuf),
-        Format::Json => object_json(object, true).map_or_else(Bytes::new, |json| event_line(change, &json)),
+        // One that cannot be read is named: a deletion must reach each client.
+        Format::Json => event_line(change, &object_json(object, true).unwrap_or_else(|| names_json(object))),
     }
 }

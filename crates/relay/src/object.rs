@@ -21,10 +21,19 @@ use crate::fields::{FieldError, fields, push_field, push_header};
 const KEPT_ANNOTATIONS: [&[u8]; 2] =
     [b"service.kubernetes.io/topology-mode", b"service.kubernetes.io/topology-aware-hints"];
 
+/// Labels of an object that are kept. The API server has no bound of its own, and each takes several times its size in
+/// the cache and the history.
+const LABELS_MAX: usize = 64;
+
+/// Starts of labels that are kept besides.
+const KEPT_LABELS: [&[u8]; 3] =
+    [b"kubernetes.io/service-name", b"service.kubernetes.io/", b"endpointslice.kubernetes.io/"];
+
 /// Field number of `resourceVersion` in metav1.ObjectMeta.
 const RESOURCE_VERSION: u32 = 6;
 
 /// Field numbers of metav1.ObjectMeta that are left out.
+const LABELS: u32 = 11;
 const ANNOTATIONS: u32 = 12;
 const OWNER_REFERENCES: u32 = 13;
 const MANAGED_FIELDS: u32 = 17;
@@ -135,12 +144,13 @@ impl<K: WatchedResource> Message for Upstream<K> {
             push_field(&mut self.trimmed, tag, &value);
             return Ok(());
         }
-        self.metadata.merge(&*value)?;
-        match trim_metadata(&value) {
-            Ok(trimmed) => push_field(&mut self.trimmed, tag, &trimmed),
-            // prost has read the same bytes, so that this does not happen.
-            Err(_) => push_field(&mut self.trimmed, tag, &value),
-        }
+        let trimmed = match trim_metadata(&value) {
+            Ok(trimmed) => trimmed.into(),
+            // It is read once more, for the error.
+            Err(_) => value,
+        };
+        self.metadata.merge(&*trimmed)?;
+        push_field(&mut self.trimmed, tag, &trimmed);
         Ok(())
     }
 
@@ -188,12 +198,17 @@ fn copy_number(
     }
 }
 
-/// Metadata without managedFields, ownerReferences and annotations that nobody acts on.
+/// Metadata without managedFields, ownerReferences, annotations that nobody acts on, and labels beyond a bound.
 fn trim_metadata(metadata: &[u8]) -> Result<Vec<u8>, FieldError> {
-    let mut trimmed = Vec::with_capacity(metadata.len());
+    let mut trimmed = Vec::new();
+    let mut labels = 0;
     for field in fields(metadata) {
         let field = field?;
         let is_kept = match field.number {
+            LABELS => {
+                labels += 1;
+                labels <= LABELS_MAX || has_kept_prefix(field.value)?
+            }
             OWNER_REFERENCES | MANAGED_FIELDS => false,
             ANNOTATIONS => is_kept_annotation(field.value)?,
             _ => true,
@@ -203,6 +218,17 @@ fn trim_metadata(metadata: &[u8]) -> Result<Vec<u8>, FieldError> {
         }
     }
     Ok(trimmed)
+}
+
+/// Whether a label is one of Kubernetes' own, which clients act on.
+fn has_kept_prefix(entry: &[u8]) -> Result<bool, FieldError> {
+    for field in fields(entry) {
+        let field = field?;
+        if field.number == 1 {
+            return Ok(KEPT_LABELS.iter().any(|prefix| field.value.starts_with(prefix)) && field.value.len() < 64);
+        }
+    }
+    Ok(false)
 }
 
 fn is_kept_annotation(entry: &[u8]) -> Result<bool, FieldError> {
@@ -230,7 +256,7 @@ pub enum ObjectError {
 }
 
 /// Names, version and selectable fields of an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// Namespace; empty for a Node.
     pub namespace: Box<str>,

@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use cproxy_core::{Event, NodeContext, ObjectName, Problem, ResourceKind, Store, api};
+use cproxy_core::{Event, NodeContext, ObjectName, Problem, ResourceKind, SECOND_LIST_AFTER, Store, api};
 use cproxy_wire::{Body, BoxError, LastContact, Link, Received, Transport, watch};
 use http::{HeaderMap, Request, Response, Uri};
 use http_body::Frame;
@@ -223,6 +223,16 @@ impl Simulation {
             }
             panic!("the watch has ended");
         }));
+        // As the agent does while a list is held back.
+        let (doubting, contact) = (store.clone(), last_contact.clone());
+        drop(tokio::spawn(async move {
+            loop {
+                sleep(SECOND_LIST_AFTER).await;
+                if lock(&doubting).is_in_doubt() {
+                    contact.list_anew(true);
+                }
+            }
+        }));
         Self { server, last_contact, store, start: Instant::now() }
     }
 
@@ -249,7 +259,7 @@ impl Simulation {
     /// for the Node.
     pub async fn end_comparison(&self) {
         let start = Instant::now();
-        while !lock(&self.store).is_compared() {
+        while !lock(&self.store).is_compared() || lock(&self.store).is_in_doubt() {
             assert!(start.elapsed() < PATIENCE, "nothing was compared: {:#?}", self.server.lock());
             sleep(Duration::from_millis(10)).await;
         }

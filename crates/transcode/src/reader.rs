@@ -1,5 +1,7 @@
 //! Reader of protobuf messages, without copies.
 
+use std::borrow::Cow;
+
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use crate::error::Reason;
@@ -32,6 +34,11 @@ impl<'a> Value<'a> {
             Self::Bytes(bytes) => Ok(bytes),
             Self::Number(_) | Self::Other => Err(Reason::WireType),
         }
+    }
+
+    /// The text as Go's encoding/json writes it: what is not UTF-8 is replaced.
+    pub(crate) fn lossy_text(self) -> Result<Cow<'a, str>, Reason> {
+        Ok(String::from_utf8_lossy(self.bytes()?))
     }
 
     pub(crate) fn text(self) -> Result<&'a str, Reason> {

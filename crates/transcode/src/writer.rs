@@ -1,7 +1,7 @@
 //! Writer of JSON from protobuf, by the tables of `schema`. It reads a message once for each field of its table, and so
 //! writes the fields in the order of the Go struct without a copy of any.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use crate::{
     error::{Reason, TranscodeError},
@@ -96,7 +96,7 @@ fn write_map(field: &Field, message: &[u8], out: &mut Vec<u8>) -> Result<(), Tra
     write_name(field, out);
     for (index, (key, value)) in entries.into_iter().enumerate() {
         out.push(if index == 0 { b'{' } else { b',' });
-        write_text(key, out);
+        write_text(&key, out);
         out.push(b':');
         write_value(field.kind, value, out).map_err(|error| error.within(field.name))?;
     }
@@ -104,15 +104,15 @@ fn write_map(field: &Field, message: &[u8], out: &mut Vec<u8>) -> Result<(), Tra
     Ok(())
 }
 
-fn read_entry(kind: Kind, entry: Value<'_>) -> Result<(&str, Value<'_>), TranscodeError> {
+fn read_entry(kind: Kind, entry: Value<'_>) -> Result<(Cow<'_, str>, Value<'_>), TranscodeError> {
     let entry = entry.bytes()?;
-    let key = last(entry, KEY)?.map_or(Ok(""), Value::text)?;
+    let key = last(entry, KEY)?.map_or(Ok(Cow::default()), Value::lossy_text)?;
     Ok((key, last(entry, VALUE)?.unwrap_or(absent(kind))))
 }
 
 fn write_value(kind: Kind, value: Value<'_>, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
     match kind {
-        Kind::Text => write_text(value.text()?, out),
+        Kind::Text => write_text(&value.lossy_text()?, out),
         Kind::Bool => out.extend_from_slice(if value.number()? == 0 { b"false" } else { b"true" }),
         Kind::Int32 => write_int(value.number()?, out),
         Kind::Int64 => out.extend_from_slice(value.number()?.cast_signed().to_string().as_bytes()),

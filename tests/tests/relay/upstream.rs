@@ -229,7 +229,8 @@ fn a_server_that_sends_json_is_served_like_any_other() {
     let objects = versioned(http_service("web", "10.96.0.10", ["10.244.0.1"]));
     let served = objects.clone();
     let api = Api::serve(&sandbox, move |target| in_json(target, &served));
-    let relay = relay_of(&sandbox, &api);
+    let mut relay = relay_of(&sandbox, &api);
+    relay.wait_log("listening on", PATIENCE);
     let client = Client::new(&sandbox, format!("http://{RELAY}"));
     eventually(PATIENCE, "the relay is ready", || match client.get("/readyz") {
         ready if ready.code == 200 => Ok(()),
@@ -254,7 +255,8 @@ fn a_list_without_an_object_that_cannot_be_read_is_not_complete() {
     broken["metadata"]["name"] = "broken".into();
     broken["spec"]["ports"] = "many".into();
     let api = Api::serve(&sandbox, move |target| in_json(target, &[service.clone(), broken.clone(), slice.clone()]));
-    let relay = relay_of(&sandbox, &api);
+    let mut relay = relay_of(&sandbox, &api);
+    relay.wait_log("listening on", PATIENCE);
     let client = Client::new(&sandbox, format!("http://{RELAY}"));
     eventually(PATIENCE, "the relay says what it lacks", || match client.get("/readyz").text() {
         text if text.contains("not ready: not listed yet: services (default/broken cannot be read)\n") => Ok(()),
