@@ -1,4 +1,4 @@
-//! Bodies of responses. None holds more than a small chunk that is not shared with other clients.
+//! Bodies of responses. What a client has not taken is a small chunk, or one that is counted.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::{connection::Guard, metrics::Metrics};
 
-/// Bytes of a shared list that are given to a connection at once.
+/// Bytes of a whole response that are given to a connection at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
 /// Reason for which a watch ends.
@@ -32,10 +32,10 @@ pub(crate) type End = Pin<Box<dyn Future<Output = EndReason> + Send>>;
 pub(crate) enum ResponseBody {
     /// Short text.
     Short(Bytes),
-    /// Compressed list, shared by several clients.
-    Shared { bytes: Bytes, _guard: Guard },
+    /// Object, or compressed list that several clients share.
+    Whole { bytes: Bytes, _guard: Guard },
     /// List that is encoded as it is read.
-    List { list: Box<List>, has_yielded: bool, _guard: Guard },
+    List { list: Box<List>, has_yielded: bool, guard: Guard },
     /// Watch.
     Watch(Box<WatchBody>),
 }
@@ -51,12 +51,21 @@ pub(crate) struct WatchBody {
     guard: Guard,
 }
 
+impl ResponseBody {
+    /// Object, or compressed list.
+    pub(crate) fn whole(bytes: Bytes, mut guard: Guard) -> Self {
+        guard.hold(&bytes);
+        Self::Whole { bytes, _guard: guard }
+    }
+}
+
 impl WatchBody {
     pub(crate) fn new(watch: Watch, end: End, metrics: Arc<Metrics>, guard: Guard) -> Self {
         Self { watch, end, is_due: false, has_ended: false, metrics, guard }
     }
 
     fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.guard.release();
         if self.has_ended {
             return Poll::Ready(None);
         }
@@ -79,6 +88,7 @@ impl WatchBody {
             self.guard.end_list();
         }
         if let Poll::Ready(Some(chunk)) = &chunk {
+            self.guard.hold(chunk);
             self.metrics.watch_chunks.add(1);
             self.metrics.watch_bytes.add(chunk.len() as u64);
         }
@@ -96,15 +106,16 @@ impl Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let chunk = match &mut *self {
             Self::Short(bytes) => Poll::Ready(Some(std::mem::take(bytes))),
-            Self::Shared { bytes, .. } => Poll::Ready(Some(bytes.split_to(CHUNK_BYTES.min(bytes.len())))),
+            Self::Whole { bytes, .. } => Poll::Ready(Some(bytes.split_to(CHUNK_BYTES.min(bytes.len())))),
             // Others come between two chunks: a fast client takes the whole list otherwise.
             Self::List { has_yielded, .. } if !*has_yielded => {
                 *has_yielded = true;
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            Self::List { list, has_yielded, .. } => {
+            Self::List { list, has_yielded, guard } => {
                 *has_yielded = false;
+                guard.release();
                 match list.next() {
                     Some(chunk) if chunk.is_empty() => {
                         context.waker().wake_by_ref();
@@ -113,7 +124,10 @@ impl Body for ResponseBody {
                     None if list.is_cut() => {
                         return Poll::Ready(Some(Err(io::Error::other("too much has changed since the list began"))));
                     }
-                    chunk => Poll::Ready(chunk),
+                    chunk => {
+                        chunk.iter().for_each(|chunk| guard.hold(chunk));
+                        Poll::Ready(chunk)
+                    }
                 }
             }
             Self::Watch(watch) => {
@@ -124,12 +138,12 @@ impl Body for ResponseBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Short(bytes) | Self::Shared { bytes, .. } if bytes.is_empty())
+        matches!(self, Self::Short(bytes) | Self::Whole { bytes, .. } if bytes.is_empty())
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Short(bytes) | Self::Shared { bytes, .. } => SizeHint::with_exact(bytes.len() as u64),
+            Self::Short(bytes) | Self::Whole { bytes, .. } => SizeHint::with_exact(bytes.len() as u64),
             Self::List { .. } | Self::Watch(_) => SizeHint::default(),
         }
     }

@@ -10,8 +10,9 @@ use std::{
 
 use crate::{
     body::EndReason, handler::respond, jitter::jitter, places::Place, relay::Relay, request_limit::RequestLimit,
-    throttle::Throttled,
+    throttle::Throttled, unsent::Held,
 };
+use bytes::Bytes;
 use cproxy_access::{Identity, Lease, Leases, Peer};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -84,6 +85,8 @@ struct Activity {
 pub(crate) struct Guard {
     connection: Arc<Connection>,
     list: Option<u64>,
+    /// Large piece that the client has not taken.
+    held: Option<Held>,
 }
 
 impl Connection {
@@ -136,7 +139,7 @@ impl Connection {
     /// the health.
     pub(crate) fn begin(self: &Arc<Self>) -> Guard {
         self.activity().responses += 1;
-        Guard { connection: self.clone(), list: None }
+        Guard { connection: self.clone(), list: None, held: None }
     }
 
     /// The client may see objects.
@@ -202,8 +205,24 @@ impl Guard {
     }
 }
 
+impl Guard {
+    /// Counts a piece of the response, if it is a large one, until the next one or the end.
+    pub(crate) fn hold(&mut self, piece: &Bytes) {
+        self.release();
+        self.held = self.connection.place.hold(piece);
+    }
+
+    /// The client has taken the last piece.
+    pub(crate) fn release(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.connection.place.release(held);
+        }
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
+        self.release();
         self.end_list();
         let mut activity = self.connection.activity();
         activity.responses = activity.responses.saturating_sub(1);

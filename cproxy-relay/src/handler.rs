@@ -243,7 +243,7 @@ impl Exchange<'_> {
             Format::Protobuf => envelope(kind, &object.protobuf),
             Format::Json => object_json(&object, true).ok_or_else(|| unreadable(kind, name))?,
         };
-        Ok(response(format, ResponseBody::Short(bytes.into())))
+        Ok(response(format, ResponseBody::whole(bytes.into(), self.connection.begin_list())))
     }
 
     async fn list(
@@ -273,7 +273,7 @@ impl Exchange<'_> {
         };
         let guard = self.connection.begin_list();
         if let Some((bytes, compression)) = compressed.zip(compression) {
-            let mut response = response(format, ResponseBody::Shared { bytes, _guard: guard });
+            let mut response = response(format, ResponseBody::whole(bytes, guard));
             let headers = response.headers_mut();
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compression.as_str()));
             headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
@@ -285,7 +285,7 @@ impl Exchange<'_> {
             return Err(Status::new(410, "Expired", message));
         }
         let list = List::new(snapshot, filter, format);
-        Ok(response(format, ResponseBody::List { list: Box::new(list), has_yielded: false, _guard: guard }))
+        Ok(response(format, ResponseBody::List { list: Box::new(list), has_yielded: false, guard }))
     }
 
     async fn watch(

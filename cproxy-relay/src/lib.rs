@@ -27,6 +27,7 @@ mod request_limit;
 mod run;
 mod throttle;
 mod tls;
+mod unsent;
 mod upstream;
 
 pub use metrics::every_metric;

@@ -67,6 +67,7 @@ impl Metrics {
         format: MetricsFormat,
         cache: &Cache,
         lists: &Lists,
+        (unread_bytes, connections_unread): (usize, u64),
         reviews: Option<ReviewCounts>,
     ) -> String {
         let mut text = Text(Exposition::new(format));
@@ -102,6 +103,18 @@ impl Metrics {
             "TLS handshakes that failed or took too long",
             self.handshakes_failed.get(),
         );
+        text.number(
+            "unread_bytes",
+            Gauge,
+            "Bytes of large objects, lists and events that clients have not taken yet",
+            unread_bytes as u64,
+        );
+        text.number(
+            "connections_unread_total",
+            Counter,
+            "Connections closed because their clients left too many of these bytes",
+            connections_unread,
+        );
         text.number("log_lines_left_out_total", Counter, "Lines of the log that nobody took", log_lines_left_out());
         text.number("watch_writes_total", Counter, "Chunks given to watches", self.watch_chunks.get());
         text.number("watch_bytes_total", Counter, "Bytes given to watches", self.watch_bytes.get());
@@ -132,7 +145,7 @@ impl Metrics {
 pub fn every_metric() -> String {
     let metrics = Metrics::default();
     metrics.count_request(("services", "list", 200));
-    metrics.text(MetricsFormat::Text, &Cache::new(0), &Lists::default(), Some(ReviewCounts::default()))
+    metrics.text(MetricsFormat::Text, &Cache::new(0), &Lists::default(), (0, 0), Some(ReviewCounts::default()))
 }
 
 /// Metrics, under names with the prefix of the relay.

@@ -1,6 +1,6 @@
 //! Places of connections. Before a client is known, it has one of a few; the oldest that has shown nothing goes first.
 //! After that, identities share the rest: of a full house, the identity with most gives up one for an identity with
-//! fewer. So do their requests.
+//! fewer. So do their requests, and what they have not read.
 
 use std::{
     cmp::Reverse,
@@ -9,10 +9,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use bytes::Bytes;
 use cproxy_access::{Identity, Origin, PeerAddress, Source};
 use tokio::{task::AbortHandle, time::Instant};
 
-use crate::request_limit::RequestLimit;
+use crate::{
+    request_limit::RequestLimit,
+    unsent::{Held, Holder, Unsent},
+};
 
 /// Connections of one guest: one that comes in by vsock or by a socket of its own, or whose token is bound to a pod.
 const GUEST_CONNECTIONS_MAX: usize = 16;
@@ -40,6 +44,7 @@ pub(crate) struct Places {
     /// Places of those that have shown nothing.
     unknown: usize,
     hashes: RandomState,
+    unsent: Unsent,
     state: Mutex<State>,
 }
 
@@ -123,6 +128,7 @@ impl Places {
             all: connections_max,
             unknown: (connections_max / UNKNOWN_SHARE).clamp(UNKNOWN_MIN, UNKNOWN_MAX),
             hashes: RandomState::new(),
+            unsent: Unsent::default(),
             state: Mutex::default(),
         })
     }
@@ -153,6 +159,11 @@ impl Places {
         if let Some(place) = state.unknown.by_origin.get_mut(&origin).and_then(|places| places.get_mut(&id)) {
             *place = Some(task);
         }
+    }
+
+    /// Bytes of large pieces that clients have not taken, and connections that have ended for such pieces.
+    pub(crate) fn unsent_counts(&self) -> (usize, u64) {
+        self.unsent.counts()
     }
 
     /// Most connections of an identity, and the guests for whose requests it has room.
@@ -340,6 +351,26 @@ impl Place {
             Stage::Known(_, requests) => requests.admits(cost),
             Stage::Unknown | Stage::Asking(..) => true,
         }
+    }
+}
+
+impl Place {
+    /// Counts a piece of a response until the client has taken it.
+    pub(crate) fn hold(&self, piece: &Bytes) -> Option<Held> {
+        self.places.unsent.hold(piece, || self.holder())
+    }
+
+    /// The client has taken a piece, or is gone.
+    pub(crate) fn release(&self, held: Held) {
+        self.places.unsent.release(held);
+    }
+
+    fn holder(&self) -> Option<Holder> {
+        let stage = self.stage();
+        let Stage::Known(identity, requests) = &*stage else { return None };
+        let state = self.places.state();
+        let task = state.known.get(identity)?.connections.get(&self.id)?.clone()?;
+        Some(Holder { identity: *identity, guests: requests.guests(), task })
     }
 }
 

@@ -134,7 +134,7 @@ impl Relay {
     /// All numbers for Prometheus.
     pub(crate) fn metrics_text(&self, format: MetricsFormat) -> String {
         let reviews = self.reviewer.as_ref().map(|reviewer| reviewer.counts());
-        self.metrics.text(format, &self.cache, &self.lists, reviews)
+        self.metrics.text(format, &self.cache, &self.lists, self.places.unsent_counts(), reviews)
     }
 }
 

@@ -27,6 +27,10 @@ impl RequestLimit {
         Self { guests, due: Mutex::new(Instant::now()) }
     }
 
+    pub(crate) fn guests(&self) -> u32 {
+        self.guests
+    }
+
     /// Counts a request that costs as much as some others. Returns false if there were too many.
     pub(crate) fn admits(&self, cost: u32) -> bool {
         let (mut due, now) = (self.due.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());

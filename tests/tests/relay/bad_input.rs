@@ -17,6 +17,9 @@ use crate::{
 /// Memory of a relay in a debug build, whatever its clients do.
 const RESIDENT_MAX: u64 = 100 << 20;
 
+/// Memory of large pieces of responses that clients have not taken.
+const UNREAD_MAX: u64 = 64 << 20;
+
 /// Requests of the flood.
 const FLOOD: usize = 20_000;
 
@@ -141,4 +144,44 @@ fn floods_are_bounded() {
     });
     let memory = Memory::of(world.relay.pid());
     assert!(memory.peak < RESIDENT_MAX, "{memory:?} with {} clients that do not read", sleepers.len());
+}
+
+/// A slice as large as etcd takes.
+fn largest_slice() -> Value {
+    let addresses = |from: usize| -> Vec<String> {
+        (0..100).map(|host| format!("10.{}.{}.{}", 100 + from / 250, from % 250, 100 + host)).collect()
+    };
+    let endpoints: Vec<_> = (0..750).map(|index| serde_json::json!({"addresses": addresses(index)})).collect();
+    serde_json::json!({
+        "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
+        "metadata": {"name": "largest", "namespace": "team", "labels": {"kubernetes.io/service-name": "web"}},
+        "ports": [{"name": "http", "port": 80}],
+        "endpoints": endpoints,
+    })
+}
+
+#[test]
+fn clients_that_do_not_read_large_objects_hold_little_together() {
+    let sandbox = Sandbox::for_test();
+    let world = World::start(&sandbox);
+    world.cluster.create(&largest_slice());
+    let path = "/apis/discovery.k8s.io/v1/namespaces/team/endpointslices/largest";
+    eventually(PATIENCE, "the relay has the slice", || match world.client().get(path).code {
+        200 => Ok(()),
+        code => Err(code),
+    });
+    let ask = |target: &str| send(format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
+    // Each has a copy: the object, a list of a namespace, and the events at the begin of a watch.
+    let list = "/apis/discovery.k8s.io/v1/namespaces/team/endpointslices";
+    let targets = [path.to_owned(), list.to_owned(), format!("{list}?watch=true")];
+    let _clients: Vec<_> = targets.iter().cycle().take(150).map(|target| ask(target)).collect();
+    eventually(PATIENCE, "connections end", || match world.relay.metric("cproxy_relay_connections_unread_total") {
+        ended if ended >= 50.0 => Ok(()),
+        ended => Err(ended),
+    });
+    let unread = world.relay.metric("cproxy_relay_unread_bytes");
+    assert!(unread <= UNREAD_MAX as f64, "{unread} bytes");
+    let memory = Memory::of(world.relay.pid());
+    assert!(memory.peak < RESIDENT_MAX + UNREAD_MAX, "{memory:?}");
+    assert_eq!(world.client().get(path).code, 200);
 }

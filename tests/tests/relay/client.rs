@@ -97,17 +97,21 @@ impl<'s> Client<'s> {
         let content_type = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let header = format!("Content-Type: {content_type}");
         let body = object.to_string();
-        let response = self.send(&["--request", method, "--header", &header, "--data-binary", &body], path);
+        let response = self.exchange(&["--request", method, "--header", &header, "--data-binary", "@-"], path, &body);
         assert!((200..300).contains(&response.code), "{method} {path}: {}", response.text());
         response.json()
     }
 
     /// Sends a request with further arguments of curl.
     pub(crate) fn send(&self, args: &[&str], target: &str) -> Response {
+        self.exchange(args, target, "")
+    }
+
+    fn exchange(&self, args: &[&str], target: &str, stdin: &str) -> Response {
         let (head, body) = self.files();
         let mut command = self.command(&head, &body, target);
         command.args(args);
-        let output = run(self.sandbox, Placement::Unhooked, command, "", TIMEOUT);
+        let output = run(self.sandbox, Placement::Unhooked, command, stdin, TIMEOUT);
         assert_eq!(output.code, 0, "{target}: {}", output.stderr);
         let response = Response::read(&head, &body);
         drop((fs::remove_file(head), fs::remove_file(body)));
