@@ -129,8 +129,8 @@ impl Connection {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request that costs as much as some others. Returns false if there were too many on this connection, or of
-    /// its client.
+    /// Counts a request that costs as much as some others. Returns false if there were too many on this connection, or
+    /// of its client.
     pub(crate) fn admits_request(&self, cost: u32) -> bool {
         self.requests.admits(cost) && self.place.admits_request(cost)
     }

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_for_others_is_released_once() {
+    fn pieces_of_ended_connections_are_released_once() {
         let mut room = Room::for_pieces(1);
         room.hold(piece(), 1, 1);
         room.hold(piece(), 1, 1);

@@ -28,7 +28,7 @@ const REVIEWS_MAX: usize = 8;
 /// Token of a client that is connected, as long as something holds it.
 pub struct Lease {
     token: Box<str>,
-    /// Whose it was when the client was accepted.
+    /// Identity that it had when the client was accepted.
     identity: Arc<Identity>,
     peer: PeerAddress,
     expires: Option<Instant>,

@@ -190,7 +190,7 @@ struct State {
 #[derive(Debug, Default)]
 struct NamespaceBytes {
     bytes: usize,
-    /// What was left when they were compacted last.
+    /// Bytes that were left when they were compacted last.
     compacted: usize,
 }
 

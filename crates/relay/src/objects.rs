@@ -185,7 +185,8 @@ mod tests {
                     let before = objects.insert(entry(namespace, &name, number as u64)).map(|entry| entry.sequence);
                     prop_assert_eq!(before, model.insert(key, Some(number as u64)));
                 }
-                prop_assert_eq!(objects.get(namespace, &name).map(|entry| entry.sequence), model.get(&format!("{namespace}/{name}")).copied());
+                let found = objects.get(namespace, &name).map(|entry| entry.sequence);
+                prop_assert_eq!(found, model.get(&format!("{namespace}/{name}")).copied());
                 if number % 100 == 0 {
                     snapshots.push((objects.clone(), content(&objects)));
                 }

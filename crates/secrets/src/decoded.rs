@@ -76,7 +76,7 @@ impl Decoded {
     }
 }
 
-/// What an escape stands for.
+/// Meaning of an escape.
 #[derive(Clone, Copy)]
 enum Unit {
     Byte(u8),

@@ -76,7 +76,7 @@ pub fn write_json(kind: Kind, protobuf: &[u8], with_type: bool, out: &mut Vec<u8
     })
 }
 
-/// Protobuf of an object in JSON: without the fields that the tables do not have, and with those that are null left out.
+/// Protobuf of an object in JSON, without the fields that the tables do not have and those that are null.
 ///
 /// # Errors
 /// When the JSON is no object, is of another kind, or has a field of another type than Kubernetes has.

@@ -125,8 +125,10 @@ fn json_becomes_the_protobuf_that_has_the_same_json() {
         (
             Kind::Service,
             r#"{"metadata":{"name":"a","resourceVersion":"7","creationTimestamp":"2026-01-02T03:04:05Z","labels":{"":"",
-            "b":"ä"},"annotations":{"c":"<"},"managedFields":[{"manager":"m","fieldsV1":{"f:spec":{}}}]},"spec":{"ports":
-            [{"name":"http","port":80,"targetPort":"web","nodePort":30000},{"port":443,"targetPort":-1,"appProtocol":""}],
+            "b":"ä"},"annotations":{"c":"<"},
+            "managedFields":[{"manager":"m","fieldsV1":{"f:spec":{}}}]},"spec":{"ports":
+            [{"name":"http","port":80,"targetPort":"web","nodePort":30000},{"port":443,"targetPort":-1,
+            "appProtocol":""}],
             "clusterIP":"10.0.0.1","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":0}},"internalTrafficPolicy":
             "Local"},"status":{"loadBalancer":{"ingress":[{"ip":"1.2.3.4","ports":[{"port":1,"protocol":"TCP"}]}]}}}"#,
         ),

@@ -3,8 +3,8 @@
 //! The C library's resolver cannot be used. Its sockets cannot be marked, so with a ClusterIP in resolv.conf the agent
 //! would depend on its own table. In a static binary it also needs shared libraries, which a small guest lacks.
 //!
-//! The rules are those of resolv.conf(5) and hosts(5): search list, ndots, attempts, timeout; TCP for long answers. Other
-//! than the C library, it asks the next nameserver after a second, and one that did not answer last for a minute.
+//! The rules are those of resolv.conf(5) and hosts(5): search list, ndots, attempts, timeout; TCP for long answers.
+//! Other than the C library, it asks the next nameserver after a second, and one that did not answer last for a minute.
 
 use std::{
     io, iter,

@@ -7,13 +7,14 @@ use cproxy_tests::{
     process::{Agent, FullPipe, Signal, cproxy, eventually},
     sandbox::Sandbox,
 };
+use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Addresses of the backends.
 fn backends(sandbox: &Sandbox) -> Vec<String> {
     let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
-    let backends = rows[0]["backends"].as_array().expect("backends").iter();
+    let backends = rows.pointer("/0/backends").and_then(Value::as_array).into_iter().flatten();
     backends.map(|backend| backend["address"].as_str().unwrap_or_default().to_owned()).collect()
 }
 

@@ -58,7 +58,9 @@ fn objects(target: &str) -> Vec<Value> {
         let [service, slice] =
             http_service(&format!("web-{number}"), format!("10.96.0.{number}"), [format!("10.244.0.{number}")]);
         let mut object = if target.contains("/services?") { service } else { slice };
-        object["metadata"]["resourceVersion"] = "5".into();
+        if let Some(metadata) = object.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+            metadata.insert("resourceVersion".to_owned(), "5".into());
+        }
         object
     };
     (1..=SERVICES).map(object).collect()
@@ -66,20 +68,21 @@ fn objects(target: &str) -> Vec<Value> {
 
 fn start(sandbox: &Sandbox, servers: &[&Api]) -> RunningAgent {
     let urls = servers.iter().map(|server| server.url()).collect::<Vec<_>>().join(",");
-    let agent = Agent::new(sandbox).kubeconfig(servers[0].kubeconfig(sandbox));
+    let kubeconfig = servers.first().map(|server| server.kubeconfig(sandbox));
+    let agent = Agent::new(sandbox).kubeconfig(kubeconfig.unwrap_or_default());
     agent.args(["--apiserver", &urls, "--pod-ip", "10.244.0.99"]).start()
 }
 
 /// Number of frontends that lead to a backend, without an agent too.
 fn serving(sandbox: &Sandbox) -> usize {
     let rows = cproxy(sandbox, &["get", "services", "-o", "json"]).json();
-    let rows = rows.as_array().expect("rows").iter();
+    let rows = rows.as_array().into_iter().flatten();
     rows.filter(|row| row["backends"].as_array().is_some_and(|backends| !backends.is_empty())).count()
 }
 
 fn doubts(sandbox: &Sandbox) -> u64 {
     let counters = cproxy(sandbox, &["get", "counters", "-o", "json"]).json();
-    counters["lists_doubted"].as_u64().expect("a counter")
+    counters.get("lists_doubted").and_then(Value::as_u64).unwrap_or_default()
 }
 
 #[test]
