@@ -34,8 +34,9 @@ const RECOVERY_MAX: Duration = Duration::from_secs(240);
 /// Connects before an upgrade, and after it in a run of its own.
 const CONNECTS_BESIDE_UPGRADE: u64 = 2_000;
 
-/// Pause between two attempts to end the agent's connection.
-const CUT_PAUSE: Duration = Duration::from_millis(500);
+/// Time between two ends of the agent's connection. A watch that has lasted less than a second is resumed later, and a
+/// server without room refuses only requests that come together.
+const CUT_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Everything that a script changes.
 pub(crate) struct Chaos<'s> {
@@ -147,12 +148,15 @@ impl<'s> Chaos<'s> {
         let failures = |log: &str| log.matches("cannot watch").count() + log.matches("cannot list").count();
         let before = failures(&self.agents.running().log());
         if trouble.is_noticed() {
+            let mut next_cut = Instant::now();
             self.agents.running().wait_until(PATIENCE, "the agent has met the trouble", |agent| {
                 if failures(&agent.log()) > before {
                     return Ok(());
                 }
-                cluster.cut();
-                thread::sleep(CUT_PAUSE);
+                if Instant::now() >= next_cut {
+                    cluster.cut();
+                    next_cut = Instant::now() + CUT_INTERVAL;
+                }
                 Err("not yet")
             });
         }
