@@ -33,7 +33,7 @@ pub(crate) enum ResponseBody {
     /// Short text.
     Short(Bytes),
     /// Object, or compressed list that several clients share.
-    Whole { bytes: Bytes, _guard: Guard },
+    Whole { bytes: Bytes, _guard: Option<Guard> },
     /// List that is encoded as it is read.
     List { list: Box<List>, has_yielded: bool, guard: Guard },
     /// Watch.
@@ -53,8 +53,8 @@ pub(crate) struct WatchBody {
 
 impl ResponseBody {
     /// Object, or compressed list.
-    pub(crate) fn whole(bytes: Bytes, mut guard: Guard) -> Self {
-        guard.hold(&bytes);
+    pub(crate) fn whole(bytes: Bytes, guard: Guard) -> Self {
+        let (bytes, guard) = guard.hold_whole(bytes);
         Self::Whole { bytes, _guard: guard }
     }
 }
@@ -65,7 +65,6 @@ impl WatchBody {
     }
 
     fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        self.guard.release();
         if self.has_ended {
             return Poll::Ready(None);
         }
@@ -88,11 +87,10 @@ impl WatchBody {
             self.guard.end_list();
         }
         if let Poll::Ready(Some(chunk)) = &chunk {
-            self.guard.hold(chunk);
             self.metrics.watch_chunks.add(1);
             self.metrics.watch_bytes.add(chunk.len() as u64);
         }
-        chunk
+        chunk.map(|chunk| chunk.map(|chunk| self.guard.hold(chunk)))
     }
 }
 
@@ -115,7 +113,6 @@ impl Body for ResponseBody {
             }
             Self::List { list, has_yielded, guard } => {
                 *has_yielded = false;
-                guard.release();
                 match list.next() {
                     Some(chunk) if chunk.is_empty() => {
                         context.waker().wake_by_ref();
@@ -124,10 +121,7 @@ impl Body for ResponseBody {
                     None if list.is_cut() => {
                         return Poll::Ready(Some(Err(io::Error::other("too much has changed since the list began"))));
                     }
-                    chunk => {
-                        chunk.iter().for_each(|chunk| guard.hold(chunk));
-                        Poll::Ready(chunk)
-                    }
+                    chunk => Poll::Ready(chunk.map(|chunk| guard.hold(chunk))),
                 }
             }
             Self::Watch(watch) => {

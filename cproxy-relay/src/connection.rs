@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     body::EndReason, handler::respond, jitter::jitter, places::Place, relay::Relay, request_limit::RequestLimit,
-    throttle::Throttled, unsent::Held,
+    throttle::Throttled,
 };
 use bytes::Bytes;
 use cproxy_access::{Identity, Lease, Leases, Peer};
@@ -85,8 +85,6 @@ struct Activity {
 pub(crate) struct Guard {
     connection: Arc<Connection>,
     list: Option<u64>,
-    /// Large piece that the client has not taken.
-    held: Option<Held>,
 }
 
 impl Connection {
@@ -139,7 +137,7 @@ impl Connection {
     /// the health.
     pub(crate) fn begin(self: &Arc<Self>) -> Guard {
         self.activity().responses += 1;
-        Guard { connection: self.clone(), list: None, held: None }
+        Guard { connection: self.clone(), list: None }
     }
 
     /// The client may see objects.
@@ -206,23 +204,20 @@ impl Guard {
 }
 
 impl Guard {
-    /// Counts a piece of the response, if it is a large one, until the next one or the end.
-    pub(crate) fn hold(&mut self, piece: &Bytes) {
-        self.release();
-        self.held = self.connection.place.hold(piece);
+    /// The piece of the response, counted until the client has taken it, if it is a large one.
+    pub(crate) fn hold(&self, piece: Bytes) -> Bytes {
+        self.connection.place.hold(piece, None).0
     }
 
-    /// The client has taken the last piece.
-    pub(crate) fn release(&mut self) {
-        if let Some(held) = self.held.take() {
-            self.connection.place.release(held);
-        }
+    /// The same for a whole response, which ends with the piece. Gives the guard back if it is not counted.
+    pub(crate) fn hold_whole(self, piece: Bytes) -> (Bytes, Option<Self>) {
+        let connection = self.connection.clone();
+        connection.place.hold(piece, Some(self))
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.release();
         self.end_list();
         let mut activity = self.connection.activity();
         activity.responses = activity.responses.saturating_sub(1);

@@ -55,8 +55,11 @@ impl cproxy_relay_core::View for SeenBy {
     }
 }
 
-/// Objects that may be looked at for a selector for the cost of a small request.
+/// Objects or events that may be looked at for a selector for the cost of a small request.
 const SELECTED_OBJECTS: usize = 500;
+
+/// Bytes of an object for the cost of a small request.
+const OBJECT_BYTES: usize = 32 << 10;
 
 /// Response to a request on a connection.
 pub(crate) async fn respond<B>(
@@ -143,7 +146,13 @@ impl Exchange<'_> {
             Operation::Watch(parameters) if parameters.sends_initial_events || parameters.version.is_none() => {
                 &parameters.selector
             }
-            Operation::Get(_) | Operation::Watch(_) => return 1,
+            Operation::Watch(parameters) => {
+                let has_selector = namespace.is_some() || !parameters.selector.is_everything();
+                let version = parameters.version.filter(|_| has_selector);
+                let events = version.map_or(0, |version| self.relay.cache.collection(*kind).events_after(version));
+                return 1 + u32::try_from(events / SELECTED_OBJECTS).unwrap_or(u32::MAX - 1);
+            }
+            Operation::Get(_) => return 1,
         };
         let has_selector = namespace.is_some() || !selector.is_everything();
         let position = self.relay.cache.position(*kind).filter(|_| has_selector);
@@ -239,6 +248,10 @@ impl Exchange<'_> {
         let namespace = filter.namespace.as_deref().unwrap_or_default();
         let object = collection.get(namespace, name).filter(|object| filter.has(object));
         let object = object.ok_or_else(|| object_not_found(kind, name))?;
+        let cost = u32::try_from(object.protobuf.len() / OBJECT_BYTES).unwrap_or(u32::MAX);
+        if cost > 0 && !self.connection.admits_request(cost) {
+            return Err(too_many_requests());
+        }
         let bytes = match format {
             Format::Protobuf => envelope(kind, &object.protobuf),
             Format::Json => object_json(&object, true).ok_or_else(|| unreadable(kind, name))?,

@@ -14,8 +14,9 @@ use cproxy_access::{Identity, Origin, PeerAddress, Source};
 use tokio::{task::AbortHandle, time::Instant};
 
 use crate::{
+    connection::Guard,
     request_limit::RequestLimit,
-    unsent::{Held, Holder, Unsent},
+    unsent::{Holder, Unsent},
 };
 
 /// Connections of one guest: one that comes in by vsock or by a socket of its own, or whose token is bound to a pod.
@@ -44,7 +45,7 @@ pub(crate) struct Places {
     /// Places of those that have shown nothing.
     unknown: usize,
     hashes: RandomState,
-    unsent: Unsent,
+    unsent: Arc<Unsent>,
     state: Mutex<State>,
 }
 
@@ -128,7 +129,7 @@ impl Places {
             all: connections_max,
             unknown: (connections_max / UNKNOWN_SHARE).clamp(UNKNOWN_MIN, UNKNOWN_MAX),
             hashes: RandomState::new(),
-            unsent: Unsent::default(),
+            unsent: Arc::default(),
             state: Mutex::default(),
         })
     }
@@ -355,14 +356,14 @@ impl Place {
 }
 
 impl Place {
-    /// Counts a piece of a response until the client has taken it.
-    pub(crate) fn hold(&self, piece: &Bytes) -> Option<Held> {
-        self.places.unsent.hold(piece, || self.holder())
-    }
-
-    /// The client has taken a piece, or is gone.
-    pub(crate) fn release(&self, held: Held) {
-        self.places.unsent.release(held);
+    /// The piece of a response, counted until the client has taken it, if it is a large one. `guard` ends then, too.
+    /// Gives both back if it is not counted.
+    pub(crate) fn hold(&self, piece: Bytes, guard: Option<Guard>) -> (Bytes, Option<Guard>) {
+        let holder = if Unsent::counts_piece(&piece) { self.holder() } else { None };
+        match holder {
+            Some(holder) => (self.places.unsent.hold(&piece, holder, guard), None),
+            None => (piece, guard),
+        }
     }
 
     fn holder(&self) -> Option<Holder> {

@@ -344,6 +344,14 @@ impl Collection {
         self.state().place_after(version).is_some()
     }
 
+    /// Events that a watch looks at which is resumed from a version; 0 if it cannot be.
+    #[must_use]
+    pub fn events_after(&self, version: u64) -> usize {
+        let state = self.state();
+        let events = state.place_after(version).map_or(0, |place| state.next_sequence() - place.sequence);
+        usize::try_from(events).unwrap_or(usize::MAX)
+    }
+
     pub(crate) fn remove_watcher(&self, slot: usize) {
         self.state().watchers.remove(slot);
     }
