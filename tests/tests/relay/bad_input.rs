@@ -185,3 +185,58 @@ fn clients_that_do_not_read_large_objects_hold_little_together() {
     assert!(memory.peak < RESIDENT_MAX + UNREAD_MAX, "{memory:?}");
     assert_eq!(world.client().get(path).code, 200);
 }
+
+/// Frame of HTTP/2 (RFC 9113, 4.1).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// Head of a GET in literals of HPACK (RFC 7541, 6.2.2).
+fn get_head(path: &str) -> Vec<u8> {
+    let length = u8::try_from(path.len()).unwrap();
+    [&[0x82, 0x86, 0x01, 1, b'a', 0x04, length][..], path.as_bytes()].concat()
+}
+
+#[test]
+fn clients_that_take_all_but_the_last_byte_hold_little_together() {
+    let sandbox = Sandbox::for_test();
+    let world = World::start(&sandbox);
+    world.cluster.create(&largest_slice());
+    let path = "/apis/discovery.k8s.io/v1/namespaces/team/endpointslices/largest";
+    let bytes = eventually(PATIENCE, "the relay has the slice", || {
+        let response = world.client().get(path);
+        if response.code == 200 { Ok(response.body.len()) } else { Err(response.code) }
+    });
+    let window = u32::try_from(bytes - 1).unwrap().to_be_bytes();
+    let begin = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(4, 0, 0, &[&[0, 4], window.as_slice()].concat()),
+        frame(8, 0, 0, &(1_u32 << 30).to_be_bytes()),
+        // END_STREAM and END_HEADERS.
+        (0..5).flat_map(|number| frame(1, 5, 2 * number + 1, &get_head(path))).collect(),
+    ];
+    let clients: Vec<_> = (0..16).map(|_| send(&begin.concat())).collect();
+    let readers: Vec<_> = clients
+        .iter()
+        .map(|client| client.try_clone().unwrap())
+        .map(|client| std::thread::spawn(move || read_to_end(client).len()))
+        .collect();
+    eventually(PATIENCE, "connections end", || match world.relay.metric("cproxy_relay_connections_unread_total") {
+        ended if ended >= 3.0 => Ok(()),
+        ended => Err(ended),
+    });
+    let unread = world.relay.metric("cproxy_relay_unread_bytes");
+    assert!(unread > bytes as f64 && unread <= UNREAD_MAX as f64, "{unread} bytes");
+    let memory = Memory::of(world.relay.pid());
+    assert!(memory.peak < RESIDENT_MAX + UNREAD_MAX, "{memory:?}");
+    assert_eq!(world.client().get(path).code, 200);
+    for client in clients {
+        client.shutdown(std::net::Shutdown::Both).ok();
+    }
+    readers.into_iter().for_each(|reader| drop(reader.join()));
+    eventually(PATIENCE, "nothing is held", || match world.relay.metric("cproxy_relay_unread_bytes") {
+        0.0 => Ok(()),
+        bytes => Err(bytes),
+    });
+}
