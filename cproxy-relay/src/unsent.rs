@@ -105,8 +105,8 @@ impl Unsent {
         (state.bytes, state.ended)
     }
 
-    /// The piece, counted as long as anybody has its memory; `guard` ends then, too. Connections end if there is no room
-    /// for it.
+    /// The piece, counted as long as anybody has its memory; `guard` ends then, too. Connections end if there is no
+    /// room for it.
     pub(crate) fn hold(self: &Arc<Self>, piece: &Bytes, holder: Holder, guard: Option<Guard>) -> Bytes {
         let (memory, now) = (memory(piece), Instant::now());
         let (identity, bytes_max) = (holder.identity, self.bytes_max / GUEST_SHARE * holder.times());
