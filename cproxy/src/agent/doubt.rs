@@ -1,13 +1,9 @@
 //! Doubt about the first lists of an agent, if they would take most of its predecessor's table away. They are written
 //! once second ones agree, as the store has it for later lists ([`cproxy_core::ListVerdict`]).
 
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
-use cproxy_core::{Address, ListSource, Loss, ResourceKind, SECOND_LIST_AFTER};
+use cproxy_core::{Address, ListSource, Loss, ResourceKind};
 
 /// Judge of the first lists.
 #[derive(Debug)]
@@ -58,8 +54,7 @@ impl FirstLists {
         };
         (self.has_list, self.server) = (true, source.server.clone());
         let Some(doubt) = &mut self.doubt else { return };
-        let wait = if source.server == doubt.server { SECOND_LIST_AFTER } else { Duration::ZERO };
-        if source.requested >= doubt.since + wait
+        if source.is_second(&doubt.server, doubt.since)
             && let Some(second) = doubt.second.get_mut(index)
         {
             *second = Some(source.server.clone());
@@ -95,6 +90,8 @@ impl FirstLists {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const MOST: Loss = Loss { serving: 10, lost: 6 };

@@ -13,6 +13,7 @@ use std::{
 };
 
 use held::Held;
+pub(crate) use held::is_most;
 pub use held::{ListReport, ListSource, ListVerdict, SECOND_LIST_AFTER};
 
 use super::{
@@ -470,14 +471,13 @@ impl Store {
     /// Returns a list if it counts, and holds it back otherwise.
     fn judge_list(&mut self, kind: ResourceKind, staged: Staged, source: ListSource) -> Option<Staged> {
         let (missing, known) = self.loss(kind, &staged);
-        let is_most = missing > known / 2;
         let list = self.lists.of(kind);
         let is_same_view = list.view == source.view;
         let (verdict, counting) = match list.held.take() {
-            held if !is_most => (held.map(|_| ListVerdict::Disagreed), Some(staged)),
+            held if !is_most(missing, known) => (held.map(|_| ListVerdict::Disagreed), Some(staged)),
             Some(held) if held.is_confirmed_by(&source) => (Some(ListVerdict::Agreed), Some(staged)),
             Some(held) => {
-                list.held = Some(Held { candidate: staged, ..held });
+                list.held = Some(held.with(staged));
                 (None, None)
             }
             None => {
@@ -514,9 +514,10 @@ impl Store {
 
     /// Lets a list count that was held back, once it does not lack most objects any more.
     fn settle(&mut self, kind: ResourceKind) -> Vec<Problem> {
-        let Some(held) = self.lists.of(kind).held.take() else { return Vec::new() };
+        let Some(mut held) = self.lists.of(kind).held.take_if(|held| held.is_due()) else { return Vec::new() };
         let (missing, known) = self.loss(kind, &held.candidate);
-        if missing > known / 2 {
+        if is_most(missing, known) {
+            held.still_lacks(missing, known);
             self.lists.of(kind).held = Some(held);
             return Vec::new();
         }
@@ -753,6 +754,22 @@ mod tests {
         assert_eq!(list(&mut store, "a", None, 20, &[1]), [ListVerdict::Doubted]);
         assert_eq!(list(&mut store, "b", None, 21, &[1, 2, 3]), [ListVerdict::Disagreed]);
         assert_eq!(numbers(&store), 3);
+    }
+
+    #[test]
+    fn a_list_counts_with_the_change_that_brings_half_of_the_objects_back() {
+        let mut store = Store::new(NodeContext::default());
+        list(&mut store, "a", None, 0, &Vec::from_iter(1..=100));
+        list(&mut store, "a", None, 1, &[]);
+        // New objects, and some that vanish, beside those that come back.
+        for number in 1..=25 {
+            assert!(store.is_in_doubt(), "{number}");
+            [number, 100 + number].into_iter().for_each(|number| drop(store.apply(numbered(number))));
+            let gone = ServiceName::new("default", format!("s{}", 101 - number));
+            assert!(store.apply(Event::Deleted(ResourceKind::Services, gone)).is_empty());
+        }
+        // Of 100, 25 are new, 25 are back, and 50 lack.
+        assert_eq!((numbers(&store), store.is_in_doubt()), (50, false));
     }
 
     #[test]

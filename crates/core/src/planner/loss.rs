@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::TablePlanner;
-use crate::{Action, Address, Store, desired_rows};
+use crate::{Action, Address, Store, desired_rows, store::is_most};
 
 /// Addresses with a frontend that leads to a backend, and those of them that would have none any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Loss {
     /// Whether more than half would be lost.
     #[must_use]
     pub fn is_most(self) -> bool {
-        self.lost > self.serving / 2
+        is_most(self.lost, self.serving)
     }
 }
 

@@ -25,6 +25,21 @@ pub struct ListSource {
     pub ended: Instant,
 }
 
+impl ListSource {
+    /// Whether the list is a second one after a list of `server` that ended at a time: of another server, or of the same
+    /// one after a while. It must have been asked for after the first one.
+    #[must_use]
+    pub fn is_second(&self, server: &str, ended: Instant) -> bool {
+        let wait = if *self.server == *server { SECOND_LIST_AFTER } else { Duration::ZERO };
+        self.requested >= ended + wait
+    }
+}
+
+/// Whether a part is more than half, so that its loss is doubted.
+pub(crate) const fn is_most(part: usize, whole: usize) -> bool {
+    part > whole / 2
+}
+
 /// Decision about a list that would take most objects of its kind away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListReport {
@@ -60,18 +75,33 @@ pub(super) struct Held {
     pub(super) candidate: Staged,
     /// Server of the first such list, and when it ended.
     pub(super) server: Arc<str>,
-    pub(super) since: Instant,
+    since: Instant,
+    /// Changes that may come before it can lack half of the objects or less: each brings one, or takes one away.
+    changes_left: usize,
 }
 
 impl Held {
     pub(super) fn new(candidate: Staged, source: &ListSource) -> Self {
-        Self { candidate, server: source.server.clone(), since: source.ended }
+        Self { candidate, server: source.server.clone(), since: source.ended, changes_left: 0 }
     }
 
-    /// Whether a list is a second one: of another server, or of the same one after a while. It must have been asked for
-    /// after the first one.
     pub(super) fn is_confirmed_by(&self, source: &ListSource) -> bool {
-        let wait = if source.server == self.server { SECOND_LIST_AFTER } else { Duration::ZERO };
-        source.requested >= self.since + wait
+        source.is_second(&self.server, self.since)
+    }
+
+    /// The same with the objects of another list, which lacks most of them, too.
+    pub(super) fn with(self, candidate: Staged) -> Self {
+        Self { candidate, changes_left: 0, ..self }
+    }
+
+    /// Counts a change. Returns whether the list may no longer lack most objects.
+    pub(super) fn is_due(&mut self) -> bool {
+        self.changes_left = self.changes_left.saturating_sub(1);
+        self.changes_left == 0
+    }
+
+    /// Takes note that it still lacks most objects.
+    pub(super) fn still_lacks(&mut self, missing: usize, known: usize) {
+        self.changes_left = missing - known / 2;
     }
 }
