@@ -88,7 +88,7 @@ pub(crate) struct Guard {
 }
 
 impl Connection {
-    fn new(peer: Peer, place: Place) -> Self {
+    pub(crate) fn new(peer: Peer, place: Place) -> Self {
         let activity = Activity {
             responses: 0,
             idle_since: Instant::now(),
@@ -206,13 +206,13 @@ impl Guard {
 impl Guard {
     /// The piece of the response, counted until the client has taken it, if it is a large one.
     pub(crate) fn hold(&self, piece: Bytes) -> Bytes {
-        self.connection.place.hold(piece, None).0
+        self.connection.place.hold(piece, ()).0
     }
 
     /// The same for a whole response, which ends with the piece. Gives the guard back if it is not counted.
     pub(crate) fn hold_whole(self, piece: Bytes) -> (Bytes, Option<Self>) {
         let connection = self.connection.clone();
-        connection.place.hold(piece, Some(self))
+        connection.place.hold(piece, self)
     }
 }
 

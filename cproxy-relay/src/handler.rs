@@ -138,25 +138,25 @@ impl Exchange<'_> {
         }
     }
 
-    /// Cost of a request, compared with a small one: all objects are looked at for a selector or a namespace.
+    /// Cost of a request, compared with a small one: all objects, or all events since a version, are looked at for a
+    /// selector or a namespace.
     fn cost(&self, target: &Target) -> u32 {
         let Target::Objects(ObjectRequest { kind, namespace, operation }) = target else { return 1 };
-        let selector = match operation {
-            Operation::List(parameters) => &parameters.selector,
-            Operation::Watch(parameters) if parameters.sends_initial_events || parameters.version.is_none() => {
-                &parameters.selector
-            }
-            Operation::Watch(parameters) => {
-                let has_selector = namespace.is_some() || !parameters.selector.is_everything();
-                let version = parameters.version.filter(|_| has_selector);
-                let events = version.map_or(0, |version| self.relay.cache.collection(*kind).events_after(version));
-                return 1 + u32::try_from(events / SELECTED_OBJECTS).unwrap_or(u32::MAX - 1);
-            }
+        let (selector, version) = match operation {
             Operation::Get(_) => return 1,
+            Operation::List(parameters) => (&parameters.selector, None),
+            Operation::Watch(parameters) => {
+                (&parameters.selector, parameters.version.filter(|_| !parameters.sends_initial_events))
+            }
         };
-        let has_selector = namespace.is_some() || !selector.is_everything();
-        let position = self.relay.cache.position(*kind).filter(|_| has_selector);
-        1 + position.map_or(0, |position| u32::try_from(position.objects / SELECTED_OBJECTS).unwrap_or(u32::MAX))
+        if namespace.is_none() && selector.is_everything() {
+            return 1;
+        }
+        let looked_at = match version {
+            Some(version) => self.relay.cache.collection(*kind).events_after(version),
+            None => self.relay.cache.position(*kind).map_or(0, |position| position.objects),
+        };
+        1 + u32::try_from(looked_at / SELECTED_OBJECTS).unwrap_or(u32::MAX - 1)
     }
 
     async fn objects(&self, request: ObjectRequest) -> Result<Response<ResponseBody>, Status> {
@@ -430,4 +430,68 @@ fn object_not_found(kind: ResourceKind, name: &str) -> Status {
 fn unreadable(kind: ResourceKind, name: &str) -> Status {
     let message = format!("the API server's {} {name:?} ({}) is broken protobuf", kind.singular(), api_version(kind));
     Status::new(500, "InternalError", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_access::{Peer, PeerAddress, Views};
+    use cproxy_relay_core::{Object, Update};
+
+    use super::*;
+    use crate::{cache::Cache, request_limit::REQUESTS_BURST};
+
+    const SERVICES: &str = "/api/v1/services";
+
+    fn service(name: &str, version: u64, bytes: usize) -> Object {
+        let meta = Meta { namespace: "x".into(), name: name.into(), version, ..Meta::default() };
+        Object { kind: ResourceKind::Services, meta, protobuf: vec![0; bytes].into() }
+    }
+
+    /// Relay with a large Service, and with events since version 1.
+    fn relay(events: u64) -> Arc<Relay> {
+        let cache = Arc::new(Cache::new(64 << 20));
+        let listed = [Update::ListStarted, Update::Listed(service("large", 1, 1 << 20)), Update::ListDone(1)];
+        let applied = (0..events).map(|number| Update::Applied(service(&format!("s{number}"), number + 2, 10)));
+        for update in listed.into_iter().chain(applied) {
+            cache.apply(ResourceKind::Services, update);
+        }
+        Arc::new(Relay::new(cache, None, Views::everything(), 10, Duration::ZERO))
+    }
+
+    /// Number of the same requests that a new connection may send at once.
+    async fn admitted(relay: &Arc<Relay>, target: &str) -> u32 {
+        let peer = PeerAddress::Vsock { cid: 3 };
+        let (place, _) = relay.places.enter(&peer);
+        let connection = Arc::new(Connection::new(Peer::new(peer, None), place));
+        let mut count = 0;
+        loop {
+            let request = Request::get(target).header(ACCEPT, PROTOBUF).body(()).unwrap();
+            match respond(relay, &connection, request).await.status() {
+                StatusCode::OK => count += 1,
+                StatusCode::TOO_MANY_REQUESTS => return count,
+                status => panic!("{target}: {status}"),
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_cost_the_objects_events_and_bytes_that_they_are_about() {
+        let relay = relay(5_000);
+        let watch = format!("{SERVICES}?watch=true&resourceVersion");
+        for (target, cost) in [
+            (format!("{SERVICES}?resourceVersion=0"), 1),
+            (format!("{SERVICES}?labelSelector=a"), 1 + 10),
+            ("/api/v1/namespaces/x/services".to_owned(), 1 + 10),
+            (format!("{watch}=1"), 1),
+            (format!("{watch}=1&labelSelector=a"), 1 + 10),
+            (format!("{watch}=1&fieldSelector=metadata.name%3Da"), 1 + 10),
+            (format!("{watch}=4001&labelSelector=a"), 1 + 2),
+            ("/api/v1/namespaces/x/services/s1".to_owned(), 1),
+            ("/api/v1/namespaces/x/services/large".to_owned(), 1 + 32),
+        ] {
+            assert_eq!(admitted(&relay, &target).await, REQUESTS_BURST.div_ceil(cost), "{target}");
+            // The client's bound is over.
+            tokio::time::advance(Duration::from_secs(60)).await;
+        }
+    }
 }

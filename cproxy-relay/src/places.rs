@@ -14,7 +14,6 @@ use cproxy_access::{Identity, Origin, PeerAddress, Source};
 use tokio::{task::AbortHandle, time::Instant};
 
 use crate::{
-    connection::Guard,
     request_limit::RequestLimit,
     unsent::{Holder, Unsent},
 };
@@ -356,13 +355,13 @@ impl Place {
 }
 
 impl Place {
-    /// The piece of a response, counted until the client has taken it, if it is a large one. `guard` ends then, too.
-    /// Gives both back if it is not counted.
-    pub(crate) fn hold(&self, piece: Bytes, guard: Option<Guard>) -> (Bytes, Option<Guard>) {
+    /// The piece of a response, counted until the client has taken it, if it is a large one. `companion` lives as long.
+    /// Gives it back if the piece is not counted.
+    pub(crate) fn hold<T: Send + 'static>(&self, piece: Bytes, companion: T) -> (Bytes, Option<T>) {
         let holder = if Unsent::counts_piece(&piece) { self.holder() } else { None };
         match holder {
-            Some(holder) => (self.places.unsent.hold(&piece, holder, guard), None),
-            None => (piece, guard),
+            Some(holder) => (self.places.unsent.hold(piece, holder, companion), None),
+            None => (piece, Some(companion)),
         }
     }
 
@@ -402,7 +401,7 @@ impl Drop for Place {
                     connections.remove(&self.id);
                     connections.len()
                 });
-                // Who comes back has not had requests for free meanwhile.
+                // Requests of an identity without connections count until their time is over.
                 if left == Some(0) && requests.is_whole(Instant::now()) {
                     state.known.remove(hash);
                 }

@@ -11,8 +11,6 @@ use std::{
 use bytes::Bytes;
 use tokio::{task::AbortHandle, time::Instant};
 
-use crate::connection::Guard;
-
 /// Bytes of pieces that are not counted: each connection has some anyway.
 const SMALL_BYTES: usize = 32 << 10;
 
@@ -57,21 +55,20 @@ struct State {
 type Memory = (usize, usize);
 
 /// Piece that a client has not taken, until nothing has its memory any more: HTTP/2 keeps parts of it.
-struct Held {
+struct Held<T> {
     piece: Bytes,
     unsent: Arc<Unsent>,
     id: u64,
-    /// The response has not ended either.
-    _guard: Option<Guard>,
+    _companion: T,
 }
 
-impl AsRef<[u8]> for Held {
+impl<T> AsRef<[u8]> for Held<T> {
     fn as_ref(&self) -> &[u8] {
         &self.piece
     }
 }
 
-impl Drop for Held {
+impl<T> Drop for Held<T> {
     fn drop(&mut self) {
         self.unsent.state().remove(memory(&self.piece), self.id);
     }
@@ -105,10 +102,10 @@ impl Unsent {
         (state.bytes, state.ended)
     }
 
-    /// The piece, counted as long as anybody has its memory; `guard` ends then, too. Connections end if there is no
-    /// room for it.
-    pub(crate) fn hold(self: &Arc<Self>, piece: &Bytes, holder: Holder, guard: Option<Guard>) -> Bytes {
-        let (memory, now) = (memory(piece), Instant::now());
+    /// The piece, counted as long as anybody has its memory, with a companion that lives as long. Connections end if
+    /// there is no room for it.
+    pub(crate) fn hold<T: Send + 'static>(self: &Arc<Self>, piece: Bytes, holder: Holder, companion: T) -> Bytes {
+        let (memory, now) = (memory(&piece), Instant::now());
         let (identity, bytes_max) = (holder.identity, self.bytes_max / GUEST_SHARE * holder.times());
         let mut state = self.state();
         state.next_id += 1;
@@ -131,7 +128,7 @@ impl Unsent {
         drop(state);
         // Outside the lock: the task lets go of what it has.
         ended.iter().for_each(|holder| holder.task.abort());
-        Bytes::from_owner(Held { piece: piece.clone(), unsent: self.clone(), id, _guard: guard })
+        Bytes::from_owner(Held { piece, unsent: self.clone(), id, _companion: companion })
     }
 
     /// Whether a piece is counted.
@@ -212,7 +209,7 @@ mod tests {
         fn hold(&mut self, piece: &Bytes, identity: u64, guests: u32) {
             let task = self.runtime.spawn(std::future::pending());
             let holder = Holder { identity, guests, task: task.abort_handle() };
-            let held = self.runtime.block_on(async { self.unsent.hold(piece, holder, None) });
+            let held = self.runtime.block_on(async { self.unsent.hold(piece.clone(), holder, ()) });
             self.held.push(Some(held));
             self.tasks.push(task);
         }

@@ -160,16 +160,22 @@ fn largest_slice() -> Value {
     })
 }
 
+/// Path of that slice, and its length in JSON, once the relay serves it.
+fn serve_largest_slice(world: &World<'_>) -> (&'static str, usize) {
+    world.cluster.create(&largest_slice());
+    let path = "/apis/discovery.k8s.io/v1/namespaces/team/endpointslices/largest";
+    let bytes = eventually(PATIENCE, "the relay has the slice", || {
+        let response = world.client().get(path);
+        if response.code == 200 { Ok(response.body.len()) } else { Err(response.code) }
+    });
+    (path, bytes)
+}
+
 #[test]
 fn clients_that_do_not_read_large_objects_hold_little_together() {
     let sandbox = Sandbox::for_test();
     let world = World::start(&sandbox);
-    world.cluster.create(&largest_slice());
-    let path = "/apis/discovery.k8s.io/v1/namespaces/team/endpointslices/largest";
-    eventually(PATIENCE, "the relay has the slice", || match world.client().get(path).code {
-        200 => Ok(()),
-        code => Err(code),
-    });
+    let (path, _) = serve_largest_slice(&world);
     let ask = |target: &str| send(format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
     // Each has a copy: the object, a list of a namespace, and the events at the begin of a watch.
     let list = "/apis/discovery.k8s.io/v1/namespaces/team/endpointslices";
@@ -202,12 +208,7 @@ fn get_head(path: &str) -> Vec<u8> {
 fn clients_that_take_all_but_the_last_byte_hold_little_together() {
     let sandbox = Sandbox::for_test();
     let world = World::start(&sandbox);
-    world.cluster.create(&largest_slice());
-    let path = "/apis/discovery.k8s.io/v1/namespaces/team/endpointslices/largest";
-    let bytes = eventually(PATIENCE, "the relay has the slice", || {
-        let response = world.client().get(path);
-        if response.code == 200 { Ok(response.body.len()) } else { Err(response.code) }
-    });
+    let (path, bytes) = serve_largest_slice(&world);
     let window = u32::try_from(bytes - 1).unwrap().to_be_bytes();
     let begin = [
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
