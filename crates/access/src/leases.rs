@@ -160,22 +160,37 @@ mod tests {
     use super::*;
     use crate::ReviewSettings;
 
-    /// API server that knows each token until it is told otherwise, or that cannot be reached.
+    /// Answer of the API server to each review.
+    #[derive(Clone, Copy, Default)]
+    enum Answer {
+        #[default]
+        Good,
+        Refused,
+        Unreachable,
+        /// Good, as another user.
+        Other,
+    }
+
     #[derive(Default)]
     struct Server {
         reviews: AtomicU32,
-        /// 0: good; 1: refused; 2: no answer.
-        answer: AtomicU32,
+        answer: Mutex<Answer>,
+    }
+
+    impl Server {
+        fn answers(&self, answer: Answer) {
+            *self.answer.lock().unwrap() = answer;
+        }
     }
 
     impl ReviewTransport for Arc<Server> {
         async fn review(&self, _: Bytes) -> Result<(u16, Bytes), String> {
             self.reviews.fetch_add(1, Ordering::Relaxed);
-            match self.answer.load(Ordering::Relaxed) {
-                0 => Ok((201, r#"{"status":{"authenticated":true,"user":{"username":"a"}}}"#.into())),
-                3 => Ok((201, r#"{"status":{"authenticated":true,"user":{"username":"b"}}}"#.into())),
-                1 => Ok((201, r#"{"status":{}}"#.into())),
-                _ => Err("no route".to_owned()),
+            match *self.answer.lock().unwrap() {
+                Answer::Good => Ok((201, r#"{"status":{"authenticated":true,"user":{"username":"a"}}}"#.into())),
+                Answer::Other => Ok((201, r#"{"status":{"authenticated":true,"user":{"username":"b"}}}"#.into())),
+                Answer::Refused => Ok((201, r#"{"status":{}}"#.into())),
+                Answer::Unreachable => Err("no route".to_owned()),
             }
         }
     }
@@ -210,18 +225,18 @@ mod tests {
         let world = World::new();
         let lease = world.accept("a").await;
         assert!(lease.is_of(b"Bearer a") && !lease.is_of(b"Bearer b") && !lease.is_of(b"a"));
-        world.server.answer.store(2, Ordering::Relaxed);
+        world.server.answers(Answer::Unreachable);
         tokio::time::sleep(MINUTE * 30).await;
         assert_eq!(lease.end(), None);
-        world.server.answer.store(1, Ordering::Relaxed);
+        world.server.answers(Answer::Refused);
         tokio::time::sleep(MINUTE * 3).await;
         assert!(lease.end().unwrap().contains("refuses the token"), "{:?}", lease.end());
         // A client that is accepted again has another lease.
-        world.server.answer.store(0, Ordering::Relaxed);
+        world.server.answers(Answer::Good);
         tokio::time::sleep(MINUTE * 3).await;
         let lease = world.accept("a").await;
         assert_eq!(lease.end(), None);
-        world.server.answer.store(3, Ordering::Relaxed);
+        world.server.answers(Answer::Other);
         tokio::time::sleep(MINUTE * 5).await;
         assert_eq!(lease.end(), Some("its token is another identity's now"));
     }

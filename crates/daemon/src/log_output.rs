@@ -84,7 +84,7 @@ impl LogOutput {
     }
 
     fn write_to(&self, stderr: BorrowedFd<'_>, lines: &[u8]) {
-        // What follows a part of a line begins a new one.
+        // Ends a line that was written in part.
         if self.is_torn.load(Ordering::Relaxed) && self.write_some(stderr, b"\n") != Ok(1) {
             return self.leave_out();
         }

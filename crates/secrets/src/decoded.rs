@@ -46,7 +46,7 @@ impl Decoded {
                     at += usize::from(matches!(bytes.get(at), Some(b':' | b' ' | b'-')));
                 }
                 None => {
-                    // What is before and behind belongs to no secret together.
+                    // Separates the bytes before from those behind.
                     decoded.push(Unit::Byte(0), at..at + 1);
                     at += 1;
                 }
