@@ -26,8 +26,8 @@ pub struct ListSource {
 }
 
 impl ListSource {
-    /// Whether the list is a second one after a list of `server` that ended at a time: of another server, or of the same
-    /// one after a while. It must have been asked for after the first one.
+    /// Whether the list is a second one after a list of `server` that ended at a time: of another server, or of the
+    /// same one after a while. It must have been asked for after the first one.
     #[must_use]
     pub fn is_second(&self, server: &str, ended: Instant) -> bool {
         let wait = if *self.server == *server { SECOND_LIST_AFTER } else { Duration::ZERO };
