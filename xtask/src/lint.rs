@@ -4,33 +4,81 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::{Args, ValueEnum};
 
 use crate::{fuzz, licences, paths, run, setup, sizes, tidy};
 
-type Check = (&'static str, fn() -> Result<()>);
+#[derive(Args)]
+pub(crate) struct LintArguments {
+    /// Checks to run [default: all]
+    #[arg(value_name = "CHECK")]
+    checks: Vec<Check>,
+}
 
-const CHECKS: [Check; 6] = [
-    ("repository rules", tidy::check),
-    ("format", format),
-    ("clippy", clippy),
-    ("documentation", documentation),
-    ("licences, sources and duplicates of dependencies", licences::check),
-    ("cost of dependencies", cost),
-];
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Check {
+    /// Rules of the repository
+    Rules,
+    /// Format of the code
+    Format,
+    /// Clippy, without a warning
+    Clippy,
+    /// Documentation of the crates, without a warning
+    Documentation,
+    /// Licences, sources and duplicates of dependencies
+    Licences,
+    /// Cost of dependencies in size
+    Cost,
+}
+
+impl Check {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rules => "repository rules",
+            Self::Format => "format",
+            Self::Clippy => "clippy",
+            Self::Documentation => "documentation",
+            Self::Licences => "licences, sources and duplicates of dependencies",
+            Self::Cost => "cost of dependencies",
+        }
+    }
+
+    /// Whether the check compiles something.
+    fn builds(self) -> bool {
+        !matches!(self, Self::Rules | Self::Format)
+    }
+
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Rules => tidy::check(),
+            Self::Format => format(),
+            Self::Clippy => clippy(),
+            Self::Documentation => documentation(),
+            Self::Licences => licences::check(),
+            Self::Cost => sizes::tables(),
+        }
+    }
+}
 
 /// Runs the checks and names those that failed.
-pub(crate) fn run() -> Result<ExitCode> {
-    setup::for_building()?;
+pub(crate) fn run(arguments: &LintArguments) -> Result<ExitCode> {
+    let checks = if arguments.checks.is_empty() { Check::value_variants() } else { &arguments.checks };
+    if checks.iter().any(|check| check.builds()) {
+        setup::for_building()?;
+    }
     let mut failed = Vec::new();
-    for (name, check) in CHECKS {
-        run::report(format!("lint: {name}"));
-        if let Err(error) = check() {
+    for check in checks {
+        run::report(format!("lint: {}", check.name()));
+        if let Err(error) = check.run() {
             run::report(format!("error: {error:#}"));
-            failed.push(name);
+            failed.push(check.name());
         }
     }
     if failed.is_empty() {
-        run::report(format!("lint: all {} checks passed", CHECKS.len()));
+        run::report(match checks {
+            [check] => format!("lint: {} passed", check.name()),
+            _ => format!("lint: {} checks passed", checks.len()),
+        });
         return Ok(ExitCode::SUCCESS);
     }
     run::report(format!("lint: failed: {}", failed.join(", ")));
@@ -58,8 +106,4 @@ fn documentation() -> Result<()> {
     let mut command = run::cargo();
     command.args(["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings");
     run::run(run::to_stderr(&mut command)?)
-}
-
-fn cost() -> Result<()> {
-    sizes::tables()
 }

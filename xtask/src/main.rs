@@ -66,7 +66,7 @@ enum Verb {
     /// Runs all test suites and counts their tests (needs root)
     Test(test::TestArguments),
     /// Checks format, lints, documentation, licences and rules of the repository; prints the size of each dependency
-    Lint,
+    Lint(lint::LintArguments),
     /// Looks for known vulnerabilities of dependencies in a database that it downloads
     Advisories,
     /// Prints the agent's size by crate and by part of the file, and the relay's
@@ -101,7 +101,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Fleet(verb) => fleet::run(&verb)?,
         Verb::Demo(arguments) => demo::run(&arguments)?,
         Verb::Test(arguments) => return test::run(&arguments),
-        Verb::Lint => return lint::run(),
+        Verb::Lint(arguments) => return lint::run(&arguments),
         Verb::Advisories => advisories::run()?,
         Verb::Size(arguments) => sizes::run(&arguments)?,
         Verb::Bench(arguments) => return bench::run(&arguments),
