@@ -3,10 +3,15 @@
 //! An AF_INET6 socket that connects to an IPv4-mapped address runs connect6, not connect4 (`tcp_v6_pre_connect` and
 //! `udpv6_pre_connect` in net/ipv6). Both programs use IPv4-mapped addresses, so they find the same frontend.
 //! MSG_FASTOPEN, by which `sendto()` connects, runs them, too (`__inet_stream_connect` in net/ipv4/af_inet.c).
+//!
+//! No network refuses the `connect()` of a datagram socket, which sends nothing: programs use it to learn their own
+//! address. So where a stream is refused or dropped, a datagram socket is connected to an address of the VM at which
+//! nobody listens (`own_address`). It has the source address that it would have towards a pod; its first datagram
+//! is refused.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{
-    Backend, Counter, PROTOCOL_UDP, Translation,
+    Counter, PROTOCOL_UDP, REFUSED_SLOT, Translation,
     observation::{Call, Reason},
 };
 
@@ -16,6 +21,7 @@ use crate::{
     lookup::{FoundSet, look_up},
     maps::{backend, count},
     observe,
+    own_address::own_address,
     peer::{self, is_agents, is_translated},
     sock_addr::{ALLOW, Family, V4, V6, protocol, read_endpoint, rewrite},
     tcp,
@@ -45,7 +51,7 @@ fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     }
     if set.is_empty() {
         observe::denied(ctx, Call::Connect, protocol, &destination, &set, Reason::None);
-        return set.deny();
+        return if protocol == PROTOCOL_UDP { connect_to_nobody::<F>(ctx, &destination, &set) } else { set.deny() };
     }
     connect_to_service::<F>(ctx, &destination, protocol, &set)
 }
@@ -89,7 +95,11 @@ fn connect_to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol
         observe::denied(ctx, Call::Connect, protocol, vip, set, Reason::TableReplaced);
         return set.deny();
     };
-    let peer = if protocol == PROTOCOL_UDP { prepare_udp_peer(ctx, vip, backend) } else { tcp::claim_peer(ctx) };
+    let peer = if protocol == PROTOCOL_UDP {
+        prepare_udp_peer(ctx, vip, &Endpoint::new(&backend.address, backend.port))
+    } else {
+        tcp::claim_peer(ctx)
+    };
     match peer {
         Some(peer) => peer::record_translated(peer, vip, &backend.address, backend.port, slot),
         None => count(Counter::StateLost),
@@ -99,16 +109,29 @@ fn connect_to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol
     rewrite::<F>(ctx, &backend.address, backend.port)
 }
 
+/// Connects a datagram socket to a Service that refuses or drops: the socket's datagrams are refused. Without an
+/// address of the VM, the kernel decides whether there is a network to connect to.
+#[inline(always)]
+fn connect_to_nobody<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, set: &FoundSet) -> i32 {
+    count(if set.word.drops() { Counter::Dropped } else { Counter::Refused });
+    let Some(own) = own_address(vip) else { return ALLOW };
+    match prepare_udp_peer(ctx, vip, &own) {
+        Some(peer) => peer::record_translated(peer, vip, &own.address, own.port, REFUSED_SLOT),
+        None => count(Counter::StateLost),
+    }
+    rewrite::<F>(ctx, &own.address, own.port)
+}
+
 /// Storage for the new peer of a UDP socket. The previous peer becomes a flow.
 #[inline(always)]
-fn prepare_udp_peer<'s>(ctx: &'s SockAddrContext, vip: &Endpoint, backend: &Backend) -> Option<&'s mut Translation> {
+fn prepare_udp_peer<'s>(ctx: &'s SockAddrContext, vip: &Endpoint, backend: &Endpoint) -> Option<&'s mut Translation> {
     let state = peer::socket_state_or_new(ctx)?;
     remember_previous_peer(ctx, &state.peer);
     // A connected socket receives from its peer only. Datagrams to the VIP now go to the new peer, and datagrams of the
     // new peer belong to no other VIP.
     if let Some(flows) = flows::udp_state(ctx) {
         flows::retire_vip(flows, vip);
-        flows::unclaim_backend(flows, &Endpoint::new(&backend.address, backend.port));
+        flows::unclaim_backend(flows, backend);
     }
     Some(&mut state.peer)
 }

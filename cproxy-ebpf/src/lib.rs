@@ -10,6 +10,7 @@
 //! SETS         array       SetId        -> Set           (its backends in one atomic word, and session affinity)
 //! BACKENDS     array       slot         -> Backend
 //! SETTINGS     array       0            -> Settings      (seed, filter, balance, exclusions)
+//! OWN_ADDRESSES array      family       -> OwnAddress    (address of the VM, for sockets that are to be refused)
 //!
 //! written by the programs; the agent frees places in TCP_OWNERS whose sockets have gone
 //! TCP_OWNERS   array       place        -> u64           (cookie of the socket that owns the place; 0: free)
@@ -28,8 +29,8 @@
 pub mod layout;
 pub mod observation;
 
-/// Version of all layouts in this file; part of the pin path (`<pin-dir>/v7`).
-pub const LAYOUT_VERSION: u32 = 7;
+/// Version of all layouts in this file; part of the pin path (`<pin-dir>/v8`).
+pub const LAYOUT_VERSION: u32 = 8;
 
 /// Smallest size of `FRONTENDS`. The agent replaces each of the three maps by a larger or a smaller one as the data
 /// grows and shrinks.
@@ -289,7 +290,7 @@ pub struct Translation {
     pub vip_port: u16,
     /// Port of the backend, in network order.
     pub backend_port: u16,
-    /// Slot in which the backend was last found: a hint, checked before use.
+    /// Slot in which the backend was last found: a hint, checked before use. [`REFUSED_SLOT`] if there is no backend.
     pub slot: u32,
 }
 
@@ -443,6 +444,34 @@ pub struct Settings {
     pub excluded_ports: [u16; EXCLUSIONS_MAX],
 }
 
+/// Address of the VM: an element of `OWN_ADDRESSES`. 40 bytes.
+///
+/// A datagram socket that connects to a Service without a backend is connected to this address and [`REFUSED_PORT`].
+/// Nobody listens there: the socket gets the source address that it would have towards a pod, and ECONNREFUSED after
+/// its first datagram.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnAddress {
+    /// Index of the address in force. The agent writes the other one, then this index: programs see a change whole or
+    /// not at all.
+    pub current: u32,
+    /// Padding, always 0.
+    pub zero: u32,
+    /// Addresses in network order, IPv4 as IPv4-mapped; all zero if the VM has none of the family.
+    pub addresses: [[u32; 4]; 2],
+}
+
+/// Element of `OWN_ADDRESSES` for IPv4.
+pub const OWN_ADDRESS_V4: u32 = 0;
+/// Element of `OWN_ADDRESSES` for IPv6.
+pub const OWN_ADDRESS_V6: u32 = 1;
+/// Port of an [`OwnAddress`] to which sockets are connected that are to be refused: tcpmux, which is a service of TCP
+/// alone (RFC 1078). At port 0 nobody can listen at all, but a socket that is connected to it has no peer for
+/// `getpeername()` (net/ipv4/af_inet.c, `inet_getname`).
+pub const REFUSED_PORT: u16 = 1;
+/// [`Translation::slot`] of a socket that is connected to an [`OwnAddress`].
+pub const REFUSED_SLOT: u32 = u32::MAX - 1;
+
 /// Choice of a backend for a new connection: [`Settings::balance`].
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -524,9 +553,10 @@ pub const fn filter_bit_of_prefix(prefix: u32) -> u64 {
 pub enum Counter {
     /// Connects, and first datagrams of a flow, that were sent to a backend.
     Forwarded = 0,
-    /// Calls that failed with ECONNREFUSED.
+    /// Calls that failed with ECONNREFUSED, and connects of datagram sockets whose next calls do.
     Refused = 1,
-    /// Calls that failed with EHOSTUNREACH.
+    /// Calls that failed with EHOSTUNREACH, and connects of datagram sockets that a traffic policy or source ranges
+    /// keep out.
     Dropped = 2,
     /// Entries inserted into `UDP_FLOWS`. Evictions are these less the removed and the present entries.
     UdpFlowsInserted = 3,
@@ -582,6 +612,7 @@ const _: () = assert!(size_of::<UdpState>() == 404);
 const _: () = assert!(size_of::<FlowKey>() == 32);
 const _: () = assert!(size_of::<FlowValue>() == 24);
 const _: () = assert!(size_of::<Settings>() == 160);
+const _: () = assert!(size_of::<OwnAddress>() == 40);
 
 #[cfg(test)]
 mod tests {

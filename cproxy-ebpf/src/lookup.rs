@@ -113,7 +113,7 @@ extern "C" fn cproxy_find_set(destination: *const Endpoint, protocol: u32) -> Se
     let Some(frontends) = FRONTENDS.get(0) else { return NO_SET };
     let mut set = frontends.get_ptr(&key);
     // A ClusterIP refuses connections to ports that its Services do not have.
-    if set.is_none() && !(protocol == PROTOCOL_UDP as u32 && is_route_probe(to.port)) {
+    if set.is_none() {
         (key.port, key.protocol) = (0, PROTOCOL_ANY);
         set = frontends.get_ptr(&key);
     }
@@ -123,14 +123,6 @@ extern "C" fn cproxy_find_set(destination: *const Endpoint, protocol: u32) -> Se
         Some(_) => EXCLUDED,
         None => NO_SET,
     }
-}
-
-/// True for the ports of route probes. Resolvers connect a UDP socket to such a port to learn the source address for a
-/// destination (RFC 6724, address selection); the connect must succeed. glibc uses 0 if its caller names no port, Go 9,
-/// musl 65535.
-#[inline(always)]
-fn is_route_probe(port: u16) -> bool {
-    matches!(u16::from_be(port), 0 | 9 | 65_535)
 }
 
 impl FoundSet {

@@ -12,6 +12,7 @@ mod lookup;
 mod maps;
 #[cfg_attr(feature = "trace", path = "observe_calls.rs")]
 mod observe;
+mod own_address;
 mod peer;
 mod recvmsg;
 mod search;

@@ -7,8 +7,8 @@ use aya_ebpf::{
 };
 use cproxy_ebpf::{
     AFFINITY_MAX, AffinityKey, BACKENDS_MIN, Backend, COUNTERS_MAX, Counter, FRONTENDS_MIN, FlowKey, FlowValue,
-    FrontendKey, SETS_MIN, Set, SetId, Settings, SocketState, TCP_PLACES, TURNS_MAX, Translation, UDP_FLOWS_MAX,
-    UdpState,
+    FrontendKey, OWN_ADDRESS_V6, OwnAddress, SETS_MIN, Set, SetId, Settings, SocketState, TCP_PLACES, TURNS_MAX,
+    Translation, UDP_FLOWS_MAX, UdpState,
 };
 
 /// Flags of an array that the agent maps into its memory and replaces by one of another length.
@@ -49,6 +49,10 @@ pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
 
 #[btf_map]
 pub(crate) static SETTINGS: Array<Settings, 1, { BPF_F_MMAPABLE as usize }> = Array::new();
+
+#[btf_map]
+pub(crate) static OWN_ADDRESSES: Array<OwnAddress, { OWN_ADDRESS_V6 as usize + 1 }, { BPF_F_MMAPABLE as usize }> =
+    Array::new();
 
 #[btf_map]
 pub(crate) static SOCKETS: SkStorage<SocketState> = SkStorage::new();

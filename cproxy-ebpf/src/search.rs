@@ -1,6 +1,6 @@
 //! Search for a backend among the slots of a set, which are sorted by digest.
 
-use cproxy_ebpf::{SetWord, Translation, choose_evenly};
+use cproxy_ebpf::{REFUSED_SLOT, SetWord, Translation, choose_evenly};
 
 use crate::{
     endpoint::{Endpoint, is_same},
@@ -17,6 +17,9 @@ pub(crate) extern "C" fn cproxy_confirm_backend(word: u64, translation: *mut Tra
     let word = SetWord(word);
     // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
     let Some(translation) = (unsafe { translation.as_mut() }) else { return 0 };
+    if translation.slot == REFUSED_SLOT {
+        return 0;
+    }
     let (first, total) = (word.first_slot(), word.eligible() + word.serving());
     // A backend that is still in its slot is found without a search.
     if translation.slot.wrapping_sub(first) < total && cproxy_slot_holds(translation.slot, translation) != 0 {

@@ -34,7 +34,7 @@ pub use health::{CanaryState, walk_canary};
 use health::{HealthChecker, HealthWatch};
 pub use install::{EXIT_RETRY, install_programs};
 pub(crate) use measures::Measures;
-use own_addresses::AddressSource;
+use own_addresses::{AddressSource, PresentAddresses};
 use readiness::Readiness;
 use reconciler::{Own, Reconciler};
 use reload::Reloader;
@@ -127,13 +127,16 @@ async fn run_until_stopped(
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
     // Nothing is derived before the addresses are known.
-    let mut addresses = AddressSource::new(socket_setup(lock.pins()), weak_sender.clone());
-    node.pod_ips = addresses.start(&node.pod_ips, configuration.as_ref());
+    let (requests, received) = mpsc::channel(1);
+    let mut addresses = AddressSource::new(socket_setup(lock.pins()), weak_sender.clone(), requests.clone());
+    let PresentAddresses { pod_ips, own: own_addresses } = addresses.start(&node.pod_ips, configuration.as_ref());
+    node.pod_ips = pod_ips;
     let (store, readiness) = (Store::new(node.clone()), Readiness::new(run_dir, timeline));
     let (health_watch, demands) = HealthWatch::new();
     let own = Own { canary: Canary::new(&config.canary), health_watch: health_watch.clone() };
     let mut reconciler = Reconciler::open(&lock, store, readiness, source, config.terminate_sockets, own)?;
     reconciler.configure(settings)?;
+    reconciler.set_own_addresses(own_addresses)?;
     reconciler.reseed()?;
     if let Some(mut store) = bootstrap {
         store.apply(Event::PodIps(node.pod_ips));
@@ -146,7 +149,6 @@ async fn run_until_stopped(
     if has_kept(lock.pins()) {
         drop(tokio::spawn(handover::end(lock.pins().clone())));
     }
-    let (requests, received) = mpsc::channel(1);
     if !endpoints.is_empty() {
         reconciler.measure();
     }

@@ -241,6 +241,19 @@ impl Sandbox {
         netns
     }
 
+    /// An empty network namespace beside the sandbox's. It ends with its last handle.
+    pub fn empty_neighbour(&self) -> Netns {
+        Netns::create()
+    }
+
+    /// Runs iproute2 `commands`, one a line, inside a neighbour.
+    ///
+    /// # Panics
+    /// With the message of `ip`, if it fails.
+    pub fn ip_in(&self, neighbour: &Netns, commands: &str) {
+        neighbour.run(|| self.run_ip(commands, |ip| ip));
+    }
+
     /// A network namespace with a macvlan interface on the link of a neighbour, like that of a pod on its node: its
     /// packets pass the neighbour's interface, but not its network stack. `number` distinguishes several of them.
     ///

@@ -244,6 +244,9 @@ pub fn udp_connected_to(form: Form, pod: u8) -> UdpSocket {
     })
 }
 
+/// Arguments with the VM's own addresses, which are those of pod 1.
+pub const OWN_ADDRESSES: [&str; 4] = ["--pod-ip", "10.244.0.1", "--pod-ip", "fd00:10:244::1"];
+
 /// Starts an agent on the sandbox's manifests and waits until it is ready.
 pub fn start_agent(sandbox: &Sandbox) -> RunningAgent {
     start_agent_with(sandbox, [""; 0])

@@ -146,7 +146,9 @@ fn an_upgrade_from_an_older_layout_is_not_felt() {
         wait_for_pods(&sandbox, &PODS[..2]);
         write(&sandbox, &PODS);
         wait_for_pods(&sandbox, &PODS);
-        assert!(pins_of(&older, &sandbox).join("getpeername4").exists(), "{what}: its sockets are still there");
+        // Only layout 6 has state of sockets in maps that were made anew.
+        let is_kept = pins_of(&older, &sandbox).join("getpeername4").exists();
+        assert_eq!(is_kept, older.layout == 6, "{what}: its sockets are still there");
         drop(sockets);
         // An agent that starts looks at once.
         while_connecting(&what, || {
@@ -357,7 +359,8 @@ fn commands_of_the_last_release_and_of_this_version_answer_at_an_agent_of_the_ot
                 assert!(!output.stdout.is_empty() || own.stdout.is_empty(), "{what}");
             } else {
                 // One line with the reason.
-                assert!(output.code == 0 || output.stderr.lines().count() == 1, "{what}");
+                let is_one_line = output.stdout.contains("table layout") || output.stderr.lines().count() == 1;
+                assert!(output.code == 0 || is_one_line, "{what}");
             }
         }
         assert!(running.exit_status().is_none(), "{}", running.log());

@@ -1,4 +1,5 @@
-//! Addresses of the VM, which are compared with `loadBalancerSourceRanges`, as events.
+//! Addresses of the VM: those that are compared with `loadBalancerSourceRanges`, as events, and those to which datagram
+//! sockets are connected that are to be refused, as requests.
 
 use std::net::IpAddr;
 
@@ -7,67 +8,91 @@ use cproxy_network::{DetectedAddresses, OwnAddresses, SocketSetup};
 use cproxy_wire::Configuration;
 use tokio::{sync::mpsc, task::JoinHandle};
 
+use crate::run_dir::Request;
+
 /// Source of the VM's addresses, which are given or detected.
 pub(super) struct AddressSource {
     setup: SocketSetup,
-    events: mpsc::WeakSender<Vec<Event>>,
+    changes: ChangeSinks,
     /// Addresses that were detected and logged last.
     reported: Option<DetectedAddresses>,
     /// Task that follows detected addresses.
     task: Option<JoinHandle<()>>,
 }
 
+/// Ways to the task that owns the table.
+#[derive(Clone)]
+struct ChangeSinks {
+    events: mpsc::WeakSender<Vec<Event>>,
+    requests: mpsc::Sender<Request>,
+}
+
+/// Present addresses of the VM.
+pub(super) struct PresentAddresses {
+    /// Addresses by which others know it: the given ones, else those that were detected.
+    pub(super) pod_ips: Vec<Address>,
+    /// Addresses that were detected. Given ones may be those of a machine that translates addresses.
+    pub(super) own: Vec<Address>,
+}
+
 impl AddressSource {
-    /// A source that sends later changes to `events`.
-    pub(super) fn new(setup: SocketSetup, events: mpsc::WeakSender<Vec<Event>>) -> Self {
-        Self { setup, events, reported: None, task: None }
+    /// A source that sends later changes to `events` and `requests`.
+    pub(super) fn new(
+        setup: SocketSetup,
+        events: mpsc::WeakSender<Vec<Event>>,
+        requests: mpsc::Sender<Request>,
+    ) -> Self {
+        Self { setup, changes: ChangeSinks { events, requests }, reported: None, task: None }
     }
 
-    /// Present addresses: the given ones, else those that lead to the API server or by the default route, which are
+    /// Present addresses: those that lead to the given ones, to the API server or by the default route, which are
     /// followed from now on.
-    pub(super) fn start(&mut self, given: &[Address], api_server: Option<&Configuration>) -> Vec<Address> {
+    pub(super) fn start(&mut self, given: &[Address], api_server: Option<&Configuration>) -> PresentAddresses {
         if let Some(task) = self.task.take() {
             task.abort();
         }
-        if !given.is_empty() {
-            return given.to_vec();
-        }
         let api_server = api_server.cloned();
         let known = move || api_server.as_ref().map(Configuration::known_addresses).unwrap_or_default();
-        let addresses = OwnAddresses::detect(self.setup.clone(), known);
+        let addresses =
+            OwnAddresses::detect(self.setup.clone(), given.iter().map(|&given| given.into()).collect(), known);
         if self.reported.as_ref() != Some(addresses.detected()) {
             report("own addresses", addresses.detected());
             self.reported = Some(addresses.detected().clone());
         }
-        let present = pod_ips(addresses.detected());
-        self.task = Some(tokio::spawn(follow(addresses, self.events.clone())));
-        present
+        let own = detected(addresses.detected());
+        let is_given = !given.is_empty();
+        self.task = Some(tokio::spawn(follow(addresses, is_given, self.changes.clone())));
+        PresentAddresses { pod_ips: if is_given { given.to_vec() } else { own.clone() }, own }
     }
 }
 
 /// The addresses as the core has them.
-fn pod_ips(detected: &DetectedAddresses) -> Vec<Address> {
-    detected.iter().map(Address::from).collect()
+fn detected(addresses: &DetectedAddresses) -> Vec<Address> {
+    addresses.iter().map(Address::from).collect()
 }
 
 /// Logs the addresses, or how to name one where none is detected.
 fn report(words: &str, detected: &DetectedAddresses) {
     match detected.iter().next() {
         Some(_) => tracing::info!("{words}: {detected}"),
-        None => tracing::info!("no address of this VM found for loadBalancerSourceRanges; --pod-ip sets it"),
+        None => tracing::info!(
+            "no address of this VM found for loadBalancerSourceRanges, and for datagrams that are to be refused; \
+             --pod-ip sets it"
+        ),
     }
 }
 
-/// Sends the addresses whenever they have changed; ends when the receiver is closed, or when changes cannot be seen.
+/// Sends the addresses whenever they have changed; ends when a receiver is closed, or when changes cannot be seen.
 async fn follow<ApiServer: Fn() -> Vec<IpAddr>>(
     mut own: OwnAddresses<ApiServer>,
-    events: mpsc::WeakSender<Vec<Event>>,
+    is_given: bool,
+    ChangeSinks { events, requests }: ChangeSinks,
 ) {
     loop {
-        let event = match own.changed().await {
-            Ok(detected) => {
-                report("own addresses now", detected);
-                Event::PodIps(pod_ips(detected))
+        let addresses = match own.changed().await {
+            Ok(changed) => {
+                report("own addresses now", changed);
+                detected(changed)
             }
             Err(error) => {
                 tracing::warn!(
@@ -77,8 +102,14 @@ async fn follow<ApiServer: Fn() -> Vec<IpAddr>>(
                 return;
             }
         };
+        if requests.send(Request::OwnAddresses(addresses.clone())).await.is_err() {
+            return;
+        }
+        if is_given {
+            continue;
+        }
         let Some(events) = events.upgrade() else { return };
-        if events.send(vec![event]).await.is_err() {
+        if events.send(vec![Event::PodIps(addresses)]).await.is_err() {
             return;
         }
     }

@@ -174,6 +174,11 @@ impl Reconciler {
         Ok(())
     }
 
+    /// Writes the VM's addresses, to which datagram sockets are connected that are to be refused.
+    pub(super) fn set_own_addresses(&mut self, addresses: Vec<Address>) -> Result<(), TableError> {
+        self.maps.apply(&[Op::SetOwnAddresses(addresses)])
+    }
+
     /// Writes a new seed.
     pub(super) fn reseed(&mut self) -> Result<(), TableError> {
         let seed = new_seed().map_err(|error| TableError::Seed(error.into()))?;
@@ -356,6 +361,11 @@ impl Reconciler {
             }
             Request::Configure(settings, sender) => {
                 drop(sender.send(self.configure(settings).map_err(|error| error.to_string())));
+            }
+            Request::OwnAddresses(addresses) => {
+                if let Err(error) = self.set_own_addresses(addresses) {
+                    tracing::error!("{error}");
+                }
             }
             Request::FreeTcpPlaces(places, sender) => {
                 let freed = self.maps.apply(&[Op::FreeTcpPlaces(places)]);

@@ -6,7 +6,11 @@ use cproxy_core::Event;
 use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration, ServerAddress};
 use tokio::{signal::unix::Signal, sync::mpsc, time::sleep};
 
-use super::{error::AgentError, own_addresses::AddressSource, table_settings};
+use super::{
+    error::AgentError,
+    own_addresses::{AddressSource, PresentAddresses},
+    table_settings,
+};
 use crate::{
     config::{Change, Config, ObjectSource, TableSettings},
     controls::Controls,
@@ -106,7 +110,8 @@ impl Reloader {
             tracing::error!("SIGHUP: {error}");
         }
         let configuration = api_server.as_ref().map(|(_, configuration)| configuration);
-        let pod_ips = self.addresses.start(&config.node.pod_ips, configuration);
+        let PresentAddresses { pod_ips, own } = self.addresses.start(&config.node.pod_ips, configuration);
+        self.requests.send(Request::OwnAddresses(own)).await.ok();
         if let Some(events) = self.events.upgrade() {
             let node = &config.node;
             let events_now = vec![

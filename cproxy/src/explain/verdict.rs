@@ -131,6 +131,9 @@ fn with_doubts(facts: &Facts, row: &FrontendRow, reason: String) -> (bool, Strin
     }
 }
 
+/// Errors of connected UDP sockets whose calls are refused or dropped.
+const CONNECTED: &str = "connected sockets are refused by their first datagram";
+
 /// Outcome of a call to a frontend in the kernel.
 fn of_row(row: &FrontendRow, service: Option<(&ServiceReport, &FrontendRow)>) -> (Outcome, String) {
     let of_service = service.map_or_else(String::new, |(service, row)| format!(" of {}", port_of(service, row)));
@@ -150,6 +153,7 @@ fn of_row(row: &FrontendRow, service: Option<(&ServiceReport, &FrontendRow)>) ->
         Some((service, wanted)) => why_empty(service, wanted),
         None => "the kernel has no backend for it, and no agent says why".to_owned(),
     };
+    let error = if row.protocol == "UDP" { format!("{error} ({CONNECTED})") } else { error.to_owned() };
     (outcome, format!("it fails with {error}{of_service}: {why}", of_service = prefixed(&of_service)))
 }
 
@@ -222,7 +226,13 @@ fn without_row(facts: &Facts, call: Frontend) -> (Outcome, String) {
     if kernel.refuses_other_ports {
         return match obstacle(facts, call) {
             Some(obstacle) => (Outcome::Direct, format!("it is not translated: {obstacle}")),
-            None => (Outcome::Refused, format!("it fails with ECONNREFUSED: {}", no_such_port(agent, kernel, call))),
+            None => {
+                let error = match call.protocol {
+                    Protocol::Tcp => "ECONNREFUSED".to_owned(),
+                    Protocol::Udp => format!("ECONNREFUSED ({CONNECTED})"),
+                };
+                (Outcome::Refused, format!("it fails with {error}: {}", no_such_port(agent, kernel, call)))
+            }
         };
     }
     if !kernel.frontends.is_empty() {

@@ -30,7 +30,7 @@ pub struct SocketRow {
     pub source: Option<String>,
     /// Backend that the socket is connected to.
     pub backend: BackendAddress,
-    /// serving, stale or no-frontend.
+    /// serving, refused, stale or no-frontend.
     pub state: String,
     /// Times that what it has sent last was sent again, so far without an acknowledgement.
     pub retransmits: u8,

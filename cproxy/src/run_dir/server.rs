@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, io, sync::Arc};
 
-use cproxy_core::TcpPlace;
+use cproxy_core::{Address, TcpPlace};
 use cproxy_daemon::unix_socket::SocketFile;
 use cproxy_datapath::bpf::ServiceCounters;
 use tokio::{
@@ -53,6 +53,8 @@ pub enum Request {
     Restored(Restored),
     /// Other settings, from the agent itself; the error's text if they cannot be written.
     Configure(TableSettings, oneshot::Sender<Result<(), String>>),
+    /// Addresses of the VM to which datagram sockets are connected that are to be refused, from the agent itself.
+    OwnAddresses(Vec<Address>),
     /// Places of TCP sockets that have gone, from the agent itself; the error's text if they cannot be freed.
     FreeTcpPlaces(Vec<TcpPlace>, oneshot::Sender<Result<(), String>>),
     /// Pins of maps that were removed, from the agent itself. The response has the names of the maps that were pinned

@@ -49,6 +49,17 @@ pub struct Backend {
     pub port: u16,
 }
 
+impl Backend {
+    /// Stands for any address of the VM, to which datagram sockets are connected whose calls are refused.
+    pub const NOBODY: Self = Self { address: Address::from_octets([0; 16]), port: 1 };
+
+    /// Whether sockets that are connected to it may be such sockets.
+    #[must_use]
+    pub const fn may_be_nobody(&self) -> bool {
+        self.port == Self::NOBODY.port
+    }
+}
+
 impl Address {
     /// Address from its 16 bytes in network order.
     #[must_use]

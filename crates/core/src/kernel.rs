@@ -74,6 +74,9 @@ pub enum Op {
     SetBalance(Balance),
     /// Replaces the exclusions.
     SetExclusions(Exclusions),
+    /// Replaces the VM's addresses, at most one of each family, to which datagram sockets are connected that are to be
+    /// refused; atomic for each family.
+    SetOwnAddresses(Vec<Address>),
     /// Frees places of TCP sockets that still have these owners.
     FreeTcpPlaces(Vec<TcpPlace>),
     /// Waits for a grace period: every program that runs now has ended.

@@ -8,6 +8,7 @@ use super::{Backend, Protocol};
 const BACKENDS_MAX: usize = 256;
 
 /// Backends that frontends have lost: they left a set, or the frontend was deleted or got another set.
+/// [`Backend::NOBODY`] is one of them once a frontend that refused datagrams no longer does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retired {
     tcp: RetiredBackends,
@@ -92,7 +93,9 @@ impl RetiredBackends {
     #[must_use]
     pub fn has(&self, backend: &Backend) -> bool {
         match self {
-            Self::These(backends) => backends.contains(backend),
+            Self::These(backends) => {
+                backends.contains(backend) || backend.may_be_nobody() && backends.contains(&Backend::NOBODY)
+            }
             Self::Any => true,
         }
     }
@@ -142,6 +145,16 @@ mod tests {
         more.add_all(retired.clone());
         retired.add_all(more.clone());
         assert!([more, retired].iter().all(|both| both.of(Protocol::Udp) == &RetiredBackends::Any));
+    }
+
+    #[test]
+    fn nobody_is_any_address_with_its_port() {
+        let at = |port| Backend { address: Address::from_words([0, 0, 0, 1]), port };
+        let mut retired = Retired::default();
+        retired.add(Protocol::Udp, [at(80)]);
+        assert_eq!([1, 80].map(|port| retired.of(Protocol::Udp).has(&at(port))), [false, true]);
+        retired.add(Protocol::Udp, [Backend::NOBODY]);
+        assert_eq!([1, 80, 81].map(|port| retired.of(Protocol::Udp).has(&at(port))), [true, true, false]);
     }
 
     #[test]

@@ -120,13 +120,31 @@ pub fn terminate_stale(pins: &PinDir, retired: &Retired) -> Result<Outcome, Sock
     if retired.is_empty() {
         return Ok(Outcome::default());
     }
+    let (mut closed, mut cpu) = (0, Duration::ZERO);
+    for _ in 0..TRIES {
+        let (outcome, failure) = terminate_once(pins, retired)?;
+        closed += outcome.closed;
+        cpu += outcome.cpu;
+        match failure {
+            Some(SocketsError::Table(TableError::Replaced)) => {}
+            Some(error) => return Err(error),
+            None => return Ok(Outcome { closed, cpu, ..outcome }),
+        }
+    }
+    Err(TableError::Replaced.into())
+}
+
+fn terminate_once(pins: &PinDir, retired: &Retired) -> Result<(Outcome, Option<SocketsError>), SocketsError> {
     let (reader, states) = (KernelReader::open(pins)?, SocketStates::open(pins)?);
     on_own_thread(|| {
-        let outcome = TerminationPass::new(&reader, &states, retired).run()?;
+        let (outcome, failure) = TerminationPass::new(&reader, &states, retired).run();
         let cpu = clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default();
-        Ok(Outcome { cpu, ..outcome })
+        Ok((Outcome { cpu, ..outcome }, failure))
     })
 }
+
+/// Maximum number of attempts while the agent replaces maps, which it does seldom.
+const TRIES: u32 = 10;
 
 /// A network namespace is a thread's own affair: this thread ends in another one than it began.
 fn on_own_thread<R: Send>(work: impl FnOnce() -> Result<R, SocketsError> + Send) -> Result<R, SocketsError> {

@@ -1,5 +1,5 @@
-//! Addresses of the VM, at most one of each family: the kernel's source address towards the API server, else that of
-//! the default route.
+//! Addresses of the VM, at most one of each family: the kernel's source address towards an address that is given, else
+//! towards the API server, else that of the default route. An address of the VM itself is its own source address.
 
 use std::{fmt, io, net::IpAddr};
 
@@ -10,6 +10,7 @@ use super::{changes::NetworkChanges, route, socket_setup::SocketSetup};
 /// Addresses of the VM, detected now and after each change of the network.
 pub struct OwnAddresses<ApiServer> {
     setup: SocketSetup,
+    given: Vec<IpAddr>,
     api_server: ApiServer,
     changes: Result<NetworkChanges, Errno>,
     detected: DetectedAddresses,
@@ -18,14 +19,15 @@ pub struct OwnAddresses<ApiServer> {
 impl<ApiServer: Fn() -> Vec<IpAddr>> OwnAddresses<ApiServer> {
     /// Detects the addresses. Call it inside a tokio runtime.
     ///
-    /// `setup` is for the sockets that look for a route, which must not be translated. `api_server` returns the
+    /// `setup` is for the sockets that look for a route, which must not be translated. `given` are addresses of the VM,
+    /// or of the machine that translates its address. `api_server` returns the
     /// addresses of the API server that are known without a nameserver.
     #[must_use]
-    pub fn detect(setup: SocketSetup, api_server: ApiServer) -> Self {
+    pub fn detect(setup: SocketSetup, given: Vec<IpAddr>, api_server: ApiServer) -> Self {
         // In the other order, a change between the two would be missed.
         let changes = NetworkChanges::open();
-        let detected = detect(&setup, &api_server());
-        Self { setup, api_server, changes, detected }
+        let detected = detect(&setup, &given, &api_server());
+        Self { setup, given, api_server, changes, detected }
     }
 
     /// Addresses that were detected last.
@@ -42,7 +44,7 @@ impl<ApiServer: Fn() -> Vec<IpAddr>> OwnAddresses<ApiServer> {
         let changes = self.changes.as_ref().map_err(|&error| error)?;
         loop {
             changes.wait().await?;
-            let detected = detect(&self.setup, &(self.api_server)());
+            let detected = detect(&self.setup, &self.given, &(self.api_server)());
             if detected != self.detected {
                 self.detected = detected;
                 return Ok(&self.detected);
@@ -52,18 +54,20 @@ impl<ApiServer: Fn() -> Vec<IpAddr>> OwnAddresses<ApiServer> {
 }
 
 /// Queries the kernel.
-fn detect(setup: &SocketSetup, api_server: &[IpAddr]) -> DetectedAddresses {
+fn detect(setup: &SocketSetup, given: &[IpAddr], api_server: &[IpAddr]) -> DetectedAddresses {
     let source_address = |destination| {
         let source = route::source_address(destination, setup);
         tracing::debug!("source address of packets to {destination}: {source:?}");
         source.ok()
     };
-    DetectedAddresses::select(api_server, source_address)
+    DetectedAddresses::select(given, api_server, source_address)
 }
 
 /// Route whose source address is an address of the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
+    Given,
+    ToGiven,
     ApiServer,
     Default,
 }
@@ -73,14 +77,22 @@ enum Route {
 pub struct DetectedAddresses(Vec<(IpAddr, Route)>);
 
 impl DetectedAddresses {
-    /// First usable source address in each family: towards the API server, else by the default route.
-    fn select(api_server: &[IpAddr], mut source_address: impl FnMut(IpAddr) -> Option<IpAddr>) -> Self {
+    /// First usable source address in each family: towards a given address, else towards the API server, else by the
+    /// default route.
+    fn select(
+        given: &[IpAddr],
+        api_server: &[IpAddr],
+        mut source_address: impl FnMut(IpAddr) -> Option<IpAddr>,
+    ) -> Self {
         let mut detected = Vec::new();
         for by_default in route::BEHIND_DEFAULT_ROUTE {
-            let known = api_server.iter().filter(|address| address.is_ipv4() == by_default.is_ipv4());
-            let destinations = known.map(|&address| (address, Route::ApiServer)).chain([(by_default, Route::Default)]);
+            let given = given.iter().map(|&address| (address, Route::ToGiven));
+            let known = given.chain(api_server.iter().map(|&address| (address, Route::ApiServer)));
+            let known = known.filter(|(address, _)| address.is_ipv4() == by_default.is_ipv4());
+            let destinations = known.chain([(by_default, Route::Default)]);
             let mut usable = destinations.filter_map(|(destination, route)| {
-                Some((source_address(destination).filter(route::is_usable)?, route))
+                let source = source_address(destination).filter(route::is_usable)?;
+                Some((source, if source == destination { Route::Given } else { route }))
             });
             detected.extend(usable.next());
         }
@@ -97,6 +109,8 @@ impl fmt::Display for DetectedAddresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (address, route)) in self.0.iter().enumerate() {
             let route = match route {
+                Route::Given => "given",
+                Route::ToGiven => "route to the given address",
                 Route::ApiServer => "route to the API server",
                 Route::Default => "default route",
             };
@@ -112,13 +126,18 @@ mod tests {
 
     /// Selection with these source addresses by destination; for all other destinations the default ones.
     fn selected(api_server: &[&str], routes: &[(&str, &str)], default: &[&str]) -> String {
+        selected_with(&[], api_server, routes, default)
+    }
+
+    fn selected_with(given: &[&str], api_server: &[&str], routes: &[(&str, &str)], default: &[&str]) -> String {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        let api_server: Vec<_> = api_server.iter().map(|text| ip(text)).collect();
+        let [given, api_server] =
+            [given, api_server].map(|texts| texts.iter().map(|text| ip(text)).collect::<Vec<_>>());
         let source_address = |to: IpAddr| {
             let exact = routes.iter().find(|(destination, _)| ip(destination) == to).map(|(_, source)| ip(source));
             exact.or_else(|| default.iter().map(|text| ip(text)).find(|source| source.is_ipv4() == to.is_ipv4()))
         };
-        DetectedAddresses::select(&api_server, source_address).to_string()
+        DetectedAddresses::select(&given, &api_server, source_address).to_string()
     }
 
     #[test]
@@ -135,6 +154,15 @@ mod tests {
             "10.0.0.2 (route to the API server), 2001:db8::9 (route to the API server)"
         );
         assert_eq!(selected(&["192.0.2.1"], &[], &[]), "");
+    }
+
+    #[test]
+    fn a_given_address_is_taken_if_it_is_the_machines_else_that_towards_it() {
+        let default = ["10.0.0.2", "fd00::2"];
+        let of_v6 = "fd00::2 (default route)";
+        let given = |routes| selected_with(&["10.0.0.7"], &["192.0.2.1"], routes, &default);
+        assert_eq!(given(&[("10.0.0.7", "10.0.0.7")]), format!("10.0.0.7 (given), {of_v6}"));
+        assert_eq!(given(&[("10.0.0.7", "172.16.0.2")]), format!("172.16.0.2 (route to the given address), {of_v6}"));
     }
 
     #[test]

@@ -38,7 +38,7 @@ const LARGE_MAPS_BYTES: u64 = 4 * MIB;
 const SHRUNK_MAPS_BYTES: u64 = 512 * KIB;
 const LARGE_PEAK_BYTES: u64 = 16 * MIB;
 const LARGE_ANONYMOUS_BYTES: u64 = 6 * MIB;
-const VERIFIED_INSTRUCTIONS: u64 = 2_000;
+const VERIFIED_INSTRUCTIONS: u64 = 2_300;
 
 /// Limit on the start, ten times its expected duration on two shared CPUs.
 const SMALL_START: Duration = Duration::from_secs(1);

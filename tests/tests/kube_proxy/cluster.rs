@@ -157,7 +157,7 @@ fn own_place() -> [&'static str; 6] {
 }
 
 /// Creates the node, without a zone, and the namespace of half of the Services.
-fn add_node(control_plane: &ControlPlane<'_>) {
+pub(crate) fn add_node(control_plane: &ControlPlane<'_>) {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
     control_plane.apply([manifest::node(NODE, ""), namespace]);
     let status = manifest::node_status(NODE_IPS).to_string();

@@ -4,6 +4,8 @@
 //!
 //! A failure prints its seed; `CPROXY_SEED` repeats it. `CPROXY_SOAK=1` makes ten times as many changes.
 //!
+//! [`datagrams`] compares calls instead: those on datagram sockets that are refused.
+//!
 //! Nothing here depends on timing: after the changes, a marker is sent through the same watches
 //! ([`cluster::Cluster::view`]), and both sides are read once that has arrived.
 
@@ -18,6 +20,7 @@
 mod api;
 mod cluster;
 mod compare;
+mod datagrams;
 mod declared;
 mod frontends;
 mod marker;

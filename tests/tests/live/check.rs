@@ -296,7 +296,7 @@ fn errors(vips: &[SocketAddr]) -> Vec<Option<i32>> {
     let tcp = |vip: &SocketAddr| TcpStream::connect(vip).unwrap_err().raw_os_error();
     let udp = |vip: &SocketAddr| {
         let local: SocketAddr = if vip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
-        UdpSocket::bind(local).unwrap().connect(vip).unwrap_err().raw_os_error()
+        UdpSocket::bind(local).unwrap().send_to(b"?", vip).unwrap_err().raw_os_error()
     };
     vips.iter().flat_map(|vip| [tcp(vip), udp(vip)]).collect()
 }

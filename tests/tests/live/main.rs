@@ -16,6 +16,7 @@ mod manifests;
 mod other_users;
 mod places;
 mod privileges;
+mod refused;
 mod room;
 mod secrets;
 mod settings;

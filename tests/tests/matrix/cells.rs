@@ -7,6 +7,7 @@
 //! | a Service that forwards | a host that answers |
 //! | a Service that drops | a host that the routing table calls unreachable (EHOSTUNREACH at once) |
 //! | a Service that refuses, also an unknown port or protocol | the same, with ECONNREFUSED |
+//! | either, for a connected datagram socket | a host where nobody listens (ECONNREFUSED after a datagram) |
 //! | no Service: a host that answers, one without a route | itself |
 
 use std::{
@@ -26,8 +27,8 @@ use crate::{
     play::{Cast, Party, SOURCE, STRANGER, play},
     script::{Call, Role, script},
     world::{
-        Form, Host, MatrixSandbox, OTHER_NODE, POD_PORT, PORT, SocketKind, count_of_lost_answers, host, pod, ready,
-        service, slices, vip,
+        Form, Host, MatrixSandbox, OTHER_NODE, OWN_ADDRESSES, POD_PORT, PORT, SocketKind, count_of_lost_answers, host,
+        pod, ready, service, slices, vip,
     },
 };
 
@@ -76,6 +77,8 @@ enum Destination {
 enum Reference {
     Host,
     Unreachable,
+    /// To streams and unconnected datagram sockets it is unreachable.
+    Closed,
     WithoutRoute,
 }
 
@@ -90,10 +93,13 @@ impl Destination {
         Self::NoRoute,
     ];
 
-    fn reference(self) -> Reference {
+    fn reference(self, kind: SocketKind) -> Reference {
         match self {
             Self::Forward | Self::NoService => Reference::Host,
-            Self::Refuse | Self::RefusePort | Self::RefuseProtocol | Self::Drop => Reference::Unreachable,
+            Self::Refuse | Self::RefusePort | Self::RefuseProtocol | Self::Drop if kind == SocketKind::Tcp => {
+                Reference::Unreachable
+            }
+            Self::Refuse | Self::RefusePort | Self::RefuseProtocol | Self::Drop => Reference::Closed,
             Self::NoRoute => Reference::WithoutRoute,
         }
     }
@@ -108,7 +114,7 @@ impl Destination {
     }
 
     fn party(self, kind: SocketKind) -> Party {
-        let party = |host, port, servers| Party { host, port, servers };
+        let party = |host, port, servers| Party { host, port, closed: None, servers };
         match (self, kind) {
             (Self::Forward, _) => party(vip(FORWARDING), PORT, TARGET_SERVERS),
             (Self::Refuse, _) => party(vip(EMPTY), PORT, &[]),
@@ -123,19 +129,20 @@ impl Destination {
 }
 
 impl Reference {
-    const ALL: [Self; 3] = [Self::Host, Self::Unreachable, Self::WithoutRoute];
+    const ALL: [Self; 4] = [Self::Host, Self::Unreachable, Self::Closed, Self::WithoutRoute];
 
     fn party(self) -> Party {
         match self {
-            Self::Host => Party { host: host(1), port: PORT, servers: &["host-1"] },
-            Self::Unreachable => Party { host: UNREACHABLE, port: PORT, servers: &[] },
-            Self::WithoutRoute => Party { host: WITHOUT_ROUTE, port: PORT, servers: &[] },
+            Self::Host => Party { host: host(1), port: PORT, closed: None, servers: &["host-1"] },
+            Self::Unreachable => Party { host: UNREACHABLE, port: PORT, closed: None, servers: &[] },
+            Self::Closed => Party { closed: Some((host(1), PORT + 1)), ..Self::Unreachable.party() },
+            Self::WithoutRoute => Party { host: WITHOUT_ROUTE, port: PORT, closed: None, servers: &[] },
         }
     }
 }
 
 fn cast(target: Party, other: Party) -> Cast {
-    let plain = Party { host: host(3), port: PORT, servers: &["host-3"] };
+    let plain = Party { host: host(3), port: PORT, closed: None, servers: &["host-3"] };
     [(Role::Target, target), (Role::Other, other), (Role::Plain, plain)].into()
 }
 
@@ -187,7 +194,7 @@ fn stage(witness: &Witness) -> (MatrixSandbox, Vec<Server>) {
 
 /// Observations of each reference.
 fn references(witness: &Witness) -> BTreeMap<(Row, Reference), Vec<String>> {
-    let other = Party { host: host(2), port: PORT, servers: &["host-2"] };
+    let other = Party { host: host(2), port: PORT, closed: None, servers: &["host-2"] };
     let mut seen = BTreeMap::new();
     for reference in Reference::ALL {
         let cast = cast(reference.party(), other);
@@ -218,11 +225,11 @@ fn cells_that_differ(
     witness: &Witness,
     references: &BTreeMap<(Row, Reference), Vec<String>>,
 ) -> Vec<(String, String)> {
-    let other = Party { host: vip(OTHER), port: PORT, servers: OTHER_SERVERS };
+    let other = Party { host: vip(OTHER), port: PORT, closed: None, servers: OTHER_SERVERS };
     let mut differ = Vec::new();
     for (kind, form, call) in rows {
         let seen = play(&cast(destination.party(kind), other), witness, form, kind, &script(kind, call));
-        let expected = destination.expected(&references[&((kind, form, call), destination.reference())]);
+        let expected = destination.expected(&references[&((kind, form, call), destination.reference(kind))]);
         if seen != expected {
             differ.push((format!("{destination:?} / {kind:?} / {form} / {call:?}"), difference(&expected, &seen)));
         }
@@ -237,7 +244,7 @@ fn every_cell_shows_a_service_like_a_host() {
     let (mut world, _servers) = stage(&witness);
     let references = references(&witness);
     world.write(objects());
-    world.start_agent();
+    world.start_agent_with(&OWN_ADDRESSES);
     let mut differ = Vec::new();
     for destination in Destination::ALL {
         let these = cells_that_differ(destination, rows(), &witness, &references);

@@ -35,6 +35,8 @@ pub(crate) struct Party {
     pub(crate) host: Host,
     /// Port at which the application finds it.
     pub(crate) port: u16,
+    /// Where it stands for it that nobody listens, as connected datagram sockets find it.
+    pub(crate) closed: Option<(Host, u16)>,
     /// Names of the servers behind it.
     pub(crate) servers: &'static [&'static str],
 }
@@ -49,6 +51,8 @@ pub(crate) struct Play<'a> {
     form: Form,
     kind: SocketKind,
     socket: Socket,
+    /// Role that the socket is connected to.
+    connected: Option<Role>,
     /// Number of answers under way.
     outstanding: usize,
     /// Last server of each role, since the socket last connected.
@@ -68,8 +72,9 @@ struct Sent {
 pub(crate) fn play(cast: &Cast, witness: &Witness, form: Form, kind: SocketKind, script: &[Step]) -> Vec<String> {
     let socket = if kind == SocketKind::Tcp { form.tcp() } else { form.udp() };
     let (sent, trace) = (Vec::new(), Vec::new());
+    let answered_by = BTreeMap::new();
     let mut play =
-        Play { cast, witness, form, kind, socket, outstanding: 0, answered_by: BTreeMap::new(), sent, trace };
+        Play { cast, witness, form, kind, socket, connected: None, outstanding: 0, answered_by, sent, trace };
     for step in script {
         let line = format!("{step:?}: {}", play.step(step));
         play.trace.push(line);
@@ -85,6 +90,7 @@ impl Play<'_> {
             Step::ConnectByUring(role) => self.connect(Socket::connect_by_uring, *role),
             Step::Disconnect => {
                 self.answered_by.clear();
+                self.connected = None;
                 outcome(self.socket.disconnect(), |()| "ok".to_owned())
             }
             Step::Peer => outcome(self.socket.peer(), |address| self.name_of(address)),
@@ -92,7 +98,8 @@ impl Play<'_> {
                 // Answers to another source would not reach a connected socket.
                 let source = if self.kind == SocketKind::UdpUnconnected { SOURCE } else { ANY };
                 let result = self.send(*call, to, source);
-                self.outstanding += result.as_ref().unwrap_or(&0);
+                let gone = to.iter().take(*result.as_ref().unwrap_or(&0));
+                self.outstanding += gone.filter(|role| !self.is_refused(**role)).count();
                 outcome(result, |count| format!("{count} sent"))
             }
             Step::SendAside(call, role) => outcome(self.send(*call, &[*role], SOURCE), |count| format!("{count} sent")),
@@ -102,9 +109,12 @@ impl Play<'_> {
     }
 
     fn connect(&mut self, call: fn(&Socket, SocketAddr) -> io::Result<()>, role: Role) -> String {
-        let result = call(&self.socket, self.address(role));
+        let party = &self.cast[&role];
+        let (host, port) = party.closed.unwrap_or((party.host, party.port));
+        let result = call(&self.socket, self.form.address(host, port));
         if result.is_ok() {
             self.answered_by.clear();
+            self.connected = Some(role);
         }
         outcome(result, |()| "ok".to_owned())
     }
@@ -124,10 +134,21 @@ impl Play<'_> {
         }
         let result = self.socket.send(call, &mut messages);
         let port = self.socket.local().ok().map(|address| address.port());
-        for sent in self.sent.iter_mut().skip(first).take(*result.as_ref().unwrap_or(&0)) {
-            (sent.is_gone, sent.port) = (true, port);
+        let is_refused: Vec<_> = to.iter().map(|role| self.is_refused(*role)).collect();
+        let gone = self.sent.iter_mut().skip(first).take(*result.as_ref().unwrap_or(&0));
+        for (sent, is_refused) in gone.zip(&is_refused) {
+            (sent.is_gone, sent.port) = (!is_refused, port);
+        }
+        if result.as_ref().is_ok_and(|&count| is_refused.iter().take(count).any(|is_refused| *is_refused)) {
+            self.socket.wait_for_refusal();
         }
         result
+    }
+
+    /// Whether a datagram is sent to a peer where nobody listens.
+    fn is_refused(&self, to: Option<Role>) -> bool {
+        let is_peer = to.is_none() && self.kind != SocketKind::Tcp;
+        is_peer && self.connected.is_some_and(|role| self.cast[&role].servers.is_empty())
     }
 
     /// Receives messages and sorts their descriptions, since answers of several servers come in any order.
@@ -218,7 +239,10 @@ impl Play<'_> {
             SocketAddr::V6(address) if address.ip().to_ipv4_mapped().is_some() => "v4-mapped",
             SocketAddr::V6(_) => "v6",
         };
-        let is_at = |party: &&Party| party.host.is_at(address.ip()) && party.port == address.port();
+        let is_here = |host: Host, port| host.is_at(address.ip()) && port == address.port();
+        let is_at = |party: &&Party| {
+            is_here(party.host, party.port) || party.closed.is_some_and(|(host, port)| is_here(host, port))
+        };
         if STRANGER.is_at(address.ip()) && address.port() == STRANGER_PORT {
             return format!("the stranger ({form})");
         }

@@ -176,6 +176,15 @@ impl Socket {
         usize::try_from(sent).map_err(io::Error::other)
     }
 
+    /// Waits until the kernel has an error for the socket, which no call takes.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub(crate) fn wait_for_refusal(&self) {
+        let refused = poll(&[self], 0, patience()).expect("a socket");
+        assert!(refused.is_some(), "a datagram to nobody is not refused");
+    }
+
     /// Receives one datagram, or the available part of a stream, with its source.
     pub(crate) fn receive_one(&self) -> io::Result<Buffer> {
         let mut buffer = [Buffer::receiving()];

@@ -13,7 +13,7 @@ use std::{
 use aya::maps::{Array, Map, MapData};
 use cproxy_datapath::bpf::PinDir;
 use cproxy_ebpf::TCP_PLACES;
-pub(crate) use cproxy_tests::world::{Host, PORT, SocketKind, cluster_ip as vip, pod};
+pub(crate) use cproxy_tests::world::{Host, OWN_ADDRESSES, PORT, SocketKind, cluster_ip as vip, pod};
 use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
     process::{self, RunningAgent, eventually},

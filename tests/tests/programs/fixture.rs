@@ -17,7 +17,7 @@ use cproxy_tests::{
     nonce,
     process::{self, Daemon, Output, eventually},
     sandbox::{Placement, Sandbox},
-    world::{self, World, cluster_ip, rows},
+    world::{self, OWN_ADDRESSES, World, cluster_ip, rows},
 };
 use serde_json::Value;
 
@@ -106,18 +106,29 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts a cluster with [`PODS`] and the Services above.
     pub(crate) fn start() -> Self {
-        Self::with(&PODS, |sandbox| {
-            for (service, pods) in [(WEB, PODS.as_slice()), (DOWN, &[]), (DNS, &[1, 2]), (OTHER_DNS, &[3])] {
-                put(sandbox, service, pods, pods);
-            }
-            put(sandbox, HALVES[0], &PODS, &[]);
-            put(sandbox, HALVES[1], &[], &PODS);
-        })
+        Self::with(&PODS, Self::write)
+    }
+
+    /// The same in a VM whose addresses the agent has to detect.
+    pub(crate) fn start_without_addresses() -> Self {
+        Self::with_arguments(&PODS, Self::write, &[])
+    }
+
+    fn write(sandbox: &Sandbox) {
+        for (service, pods) in [(WEB, PODS.as_slice()), (DOWN, &[]), (DNS, &[1, 2]), (OTHER_DNS, &[3])] {
+            put(sandbox, service, pods, pods);
+        }
+        put(sandbox, HALVES[0], &PODS, &[]);
+        put(sandbox, HALVES[1], &[], &PODS);
     }
 
     /// Starts a cluster with other pods and Services, which `manifests` writes. Each pod has an HTTP server, one that
     /// greets, and one that repeats questions, all in both families.
     pub(crate) fn with(pods: &[u8], manifests: impl FnOnce(&Sandbox)) -> Self {
+        Self::with_arguments(pods, manifests, &OWN_ADDRESSES)
+    }
+
+    fn with_arguments(pods: &[u8], manifests: impl FnOnce(&Sandbox), arguments: &[&str]) -> Self {
         let serve = |sandbox: &Sandbox| {
             manifests(sandbox);
             sandbox.add_addresses(pods.iter().flat_map(|&pod| pod_addresses(pod)));
@@ -132,7 +143,7 @@ impl Cluster {
             });
             servers.flatten().collect::<Vec<_>>()
         };
-        Self { world: World::builder().prepare(serve).start() }
+        Self { world: World::builder().prepare(serve).args(arguments).start() }
     }
 
     /// Replaces the pods behind a Service, and waits until the kernel has them.

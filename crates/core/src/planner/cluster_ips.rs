@@ -62,6 +62,11 @@ impl ClusterIps {
         self.written
     }
 
+    /// Whether the kernel has the address.
+    pub(super) fn is_written(&self, address: Address) -> bool {
+        self.known.get(&address).is_some_and(|cluster_ip| cluster_ip.is_written)
+    }
+
     /// Addresses that the kernel has.
     pub(super) fn each_written(&self) -> impl Iterator<Item = Address> {
         self.known.iter().filter(|(_, cluster_ip)| cluster_ip.is_written).map(|(&address, _)| address)

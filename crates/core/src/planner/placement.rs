@@ -7,7 +7,7 @@ use std::{
 
 use super::{Batch, OPS_AT_ONCE, Op, Phase, TablePlanner, cluster_ips::AddressChange, is_protected, starved::Shortage};
 use crate::{
-    Address, Frontend, FrontendSource, Problem, Protocol, ServiceName,
+    Address, Backend, Frontend, FrontendSource, Problem, Protocol, ServiceName,
     problem::{FRONTENDS_NAMED_MAX, some_of},
 };
 
@@ -205,6 +205,10 @@ impl TablePlanner {
     }
 
     fn insert(&mut self, frontend: Frontend, set: u32, batch: &mut Batch<'_>) {
+        // So far the ClusterIP refused calls to this port.
+        if frontend.protocol == Protocol::Udp && self.claims.cluster_ips.is_written(frontend.address) {
+            self.retired.add(frontend.protocol, [Backend::NOBODY]);
+        }
         self.before_insertion(frontend.address, batch);
         batch.ops.push(Op::PutFrontend { frontend, set });
         self.claims.frontends.set_to(frontend, set);
@@ -270,7 +274,11 @@ impl TablePlanner {
         }
         // Sets are freed at the end of a batch, so these still exist.
         for (set, &protocol) in self.sets.each_in_kernel().filter_map(|set| Some((set, left.get(&set.id)?))) {
-            self.retired.add(protocol, set.members.unpack().backends.iter().copied());
+            let members = set.members.unpack();
+            self.retired.add(protocol, members.backends.iter().copied());
+            if protocol == Protocol::Udp && members.eligible == 0 {
+                self.retired.add(protocol, [Backend::NOBODY]);
+            }
         }
     }
 

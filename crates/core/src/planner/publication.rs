@@ -12,7 +12,7 @@ use super::{
     sets::{BackendSet, PublicationError, SetContent},
     starved::Shortage,
 };
-use crate::{Frontend, Members, Op, ServiceName, slot_allocator::Extent};
+use crate::{Backend, Frontend, Members, Op, Protocol, ServiceName, slot_allocator::Extent};
 
 impl TablePlanner {
     /// Publishes the sets of a Service. A set that cannot be published keeps its last backends.
@@ -150,6 +150,9 @@ impl TablePlanner {
         let (members, extent) = self.write(members.clone(), by, batch)?;
         batch.raises_epoch |= !retired.is_empty();
         self.retired.add(key.protocol, retired);
+        if key.protocol == Protocol::Udp && before.eligible == 0 && eligible != 0 {
+            self.retired.add(key.protocol, [Backend::NOBODY]);
+        }
         batch.ops.extend(self.sets.switch(key, members, extent));
         self.record_change(&key.service, Some(before.eligible as u32), eligible as u32);
         self.starved.free(Shortage::Backends);

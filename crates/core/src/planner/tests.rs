@@ -543,7 +543,11 @@ impl Kernel {
                 self.freed = true;
             }
             Op::SetFilter(filter) => self.filter = *filter,
-            Op::SetSeed(_) | Op::SetBalance(_) | Op::SetExclusions(_) | Op::FreeTcpPlaces(_) => {
+            Op::SetSeed(_)
+            | Op::SetBalance(_)
+            | Op::SetExclusions(_)
+            | Op::SetOwnAddresses(_)
+            | Op::FreeTcpPlaces(_) => {
                 panic!("{op:?} is not planned")
             }
             Op::Drain => self.drain(),
@@ -702,6 +706,11 @@ fn lost(before: &BTreeMap<Frontend, Seen>, after: &BTreeMap<Frontend, Seen>) -> 
     lost
 }
 
+/// Datagrams that are refused: to frontends without eligible backends, and to other ports of ClusterIPs.
+fn refuses(table: &BTreeMap<Frontend, Seen>, addresses: &HashSet<Address>, frontend: &Frontend) -> bool {
+    table.get(frontend).map_or(addresses.contains(&frontend.address), |(members, _)| members.eligible == 0)
+}
+
 /// Checks the loss that a store would bring. An address of two Services may count as kept for one of them.
 fn assert_loss(table: &TablePlanner, kernel: &BTreeMap<Frontend, Seen>, store: &Store) {
     let addresses = |rows: &BTreeMap<Frontend, Seen>| -> BTreeSet<Address> {
@@ -731,7 +740,7 @@ fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &TablePl
         events.into_iter().for_each(|event| drop(seen.apply(event)));
         kernel.expect(&seen);
         let dirty = seen.take_dirty();
-        let before = kernel.table();
+        let (before, addresses_before) = (kernel.table(), kernel.addresses.clone());
         assert_loss(&table, &before, &seen);
         kernel.run(&if is_restart { table.sync(&seen) } else { table.update(&seen, dirty) });
         let lost = lost(&before, &kernel.table());
@@ -740,6 +749,15 @@ fn play(steps: &[Step], limits: Limits, check: impl Fn(&Kernel, &Store, &TablePl
             lost.iter().all(|(protocol, backend)| retired.of(*protocol).has(backend)),
             "{retired:?} lacks {lost:?}"
         );
+        let after = kernel.table();
+        let mut served_again = before.keys().chain(after.keys()).filter(|frontend| {
+            frontend.protocol == Protocol::Udp
+                && refuses(&before, &addresses_before, frontend)
+                && !refuses(&after, &kernel.addresses, frontend)
+                && (after.contains_key(frontend) || !addresses_before.contains(&frontend.address))
+        });
+        let is_seen = retired.of(Protocol::Udp).has(&Backend::NOBODY);
+        assert!(is_seen || served_again.next().is_none(), "{retired:?} lacks nobody: {before:?} {after:?}");
         if matches!(step, Step::Quiet) {
             kernel.run(&table.compact());
         }
@@ -1010,7 +1028,7 @@ fn backends_are_retired_when_they_leave_a_set_altogether() {
 }
 
 #[test]
-fn a_frontend_without_backends_retires_none() {
+fn a_frontend_without_backends_retires_nobody() {
     let mut cluster = Cluster::default();
     cluster.apply(&Step::Service(ServiceStep { ports: 7, ..ServiceStep::default() }));
     let mut store = store(cluster.lists());
@@ -1018,7 +1036,9 @@ fn a_frontend_without_backends_retires_none() {
     table.sync(&store);
     let ops = follow(&mut store, &mut table, service_event(ServiceStep::default()));
     assert!(ops.iter().any(|op| matches!(op, Op::DeleteFrontend { .. })), "{ops:?}");
-    assert!(table.take_retired().is_empty());
+    let retired = table.take_retired();
+    assert!(retired.of(Protocol::Tcp).is_empty());
+    assert_eq!(retired.of(Protocol::Udp), &RetiredBackends::These([Backend::NOBODY].into()));
 }
 
 /// Each replaced frontend would cost a grace period.

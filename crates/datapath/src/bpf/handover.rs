@@ -36,13 +36,16 @@ pub(super) struct Predecessor {
 }
 
 /// All of them, newest first.
-pub(super) const PREDECESSORS: [Predecessor; 1] = [Predecessor {
-    layout: 6,
-    // `TCP_OWNERS` can be mapped into memory since.
-    renewed: &["TCP_OWNERS", "TCP_PEERS"],
-    kept_links: &["getpeername4", "getpeername6", "sock_release"],
-    kept_maps: &["TCP_OWNERS", "TCP_PEERS"],
-}];
+pub(super) const PREDECESSORS: [Predecessor; 2] = [
+    Predecessor { layout: 7, renewed: &["OWN_ADDRESSES"], kept_links: &[], kept_maps: &[] },
+    Predecessor {
+        layout: 6,
+        // `TCP_OWNERS` can be mapped into memory since.
+        renewed: &["OWN_ADDRESSES", "TCP_OWNERS", "TCP_PEERS"],
+        kept_links: &["getpeername4", "getpeername6", "sock_release"],
+        kept_maps: &["TCP_OWNERS", "TCP_PEERS"],
+    },
+];
 
 impl Predecessor {
     /// The one with this layout.

@@ -8,12 +8,12 @@ use std::{
 
 use aya::maps::{HashMap, IterableMap as _, Map, MapData, MapError};
 use cproxy_core::{
-    Address, Backend, Balance, Capacity, ExcludedCgroup, Exclusions, Frontend, Limits, Members, Op, Reserve,
+    Address, Backend, Balance, Capacity, ExcludedCgroup, Exclusions, Family, Frontend, Limits, Members, Op, Reserve,
 };
 use cproxy_ebpf::{
     Affinity as AffinityWord, BACKENDS_MAX, BACKENDS_MIN, Backend as BackendSlot, ExcludedCgroup as CgroupSlot,
-    FRONTENDS_MAX, FRONTENDS_MIN, FrontendKey, SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN, Set, SetId,
-    SetWord, Settings, filter_bit,
+    FRONTENDS_MAX, FRONTENDS_MIN, FrontendKey, OWN_ADDRESS_V4, OWN_ADDRESS_V6, OwnAddress, SET_BACKENDS_MAX,
+    SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN, Set, SetId, SetWord, Settings, filter_bit,
 };
 
 use super::{
@@ -35,6 +35,7 @@ pub struct KernelMaps {
     sets: MappedArray,
     backends: MappedArray,
     settings: MappedArray,
+    own_addresses: MappedArray,
     tcp_owners: TcpOwners,
     /// Counters by frontend, if they are on.
     service_counts: Option<CountsMap>,
@@ -85,15 +86,18 @@ impl KernelMaps {
             let path = pins.object(name);
             obj_get(&path, 0).map(|map| (name, map)).map_err(|error| TableError::Pin(path, error))
         };
-        let settings = pins.object("SETTINGS");
-        let open_settings =
-            open_map(&settings, Access::ReadWrite).map_err(|error| TableError::Open(settings, error))?;
+        let mapped = |name, size_bytes| {
+            let path = pins.object(name);
+            let map = open_map(&path, Access::ReadWrite).map_err(|error| TableError::Open(path, error))?;
+            MappedArray::new(map, name, size_bytes)
+        };
         Ok(Self {
             capacity: Capacity { frontends: frontends.entries, sets: sets.entries, slots: backends.entries },
             frontends: typed(frontends.map)?,
             sets: MappedArray::new(sets.map, "SETS", sets.entries as usize * size_of::<Set>())?,
             backends: MappedArray::new(backends.map, "BACKENDS", backends.entries as usize * size_of::<BackendSlot>())?,
-            settings: MappedArray::new(open_settings, "SETTINGS", size_of::<Settings>())?,
+            settings: mapped("SETTINGS", size_of::<Settings>())?,
+            own_addresses: mapped("OWN_ADDRESSES", 2 * size_of::<OwnAddress>())?,
             tcp_owners: TcpOwners::open(pins)?,
             service_counts: service_counters::pinned(pins, Access::ReadWrite)
                 .map_err(|error| TableError::Pin(service_counters::path(pins), error))?,
@@ -187,6 +191,7 @@ impl KernelMaps {
                 self.store_setting(offset_of!(Settings, balance), balance as u64)
             }
             Op::SetExclusions(exclusions) => self.exclude(exclusions),
+            Op::SetOwnAddresses(addresses) => self.set_own_addresses(addresses),
             Op::FreeTcpPlaces(places) => self.tcp_owners.free(places),
             Op::ReplaceFrontends { capacity, frontends, addresses } => {
                 self.replace_frontends(*capacity, frontends, addresses)
@@ -299,6 +304,25 @@ impl KernelMaps {
         self.raise_epoch()
     }
 
+    /// Writes the VM's addresses, each beside the one that is in force, and then puts it in force.
+    fn set_own_addresses(&self, addresses: &[Address]) -> Result<(), TableError> {
+        for (family, element) in [(Family::V4, OWN_ADDRESS_V4), (Family::V6, OWN_ADDRESS_V6)] {
+            let address = addresses.iter().find(|address| address.family() == family);
+            let [a, b, c, d] = address.map_or([0; 4], |address| address.words());
+            let first_byte = element as usize * size_of::<OwnAddress>();
+            let current = self.own_addresses.memory.word(first_byte + offset_of!(OwnAddress, current));
+            let current = current.ok_or_else(|| TableError::OutOfRange("OWN_ADDRESSES".to_owned()))?;
+            // The index shares its word with padding.
+            let is_first = u64_of(0, 0) == current.load(Ordering::Relaxed);
+            let next = first_byte + offset_of!(OwnAddress, addresses) + usize::from(is_first) * size_of::<[u32; 4]>();
+            for (offset_bytes, value) in [(next, u64_of(a, b)), (next + size_of::<u64>(), u64_of(c, d))] {
+                self.store(self.own_addresses.memory.word(offset_bytes), value, format_args!("OWN_ADDRESSES"))?;
+            }
+            current.store(u64_of(is_first.into(), 0), Ordering::Release);
+        }
+        Ok(())
+    }
+
     fn raise_epoch(&self) -> Result<(), TableError> {
         let index = offset_of!(Settings, epoch) / size_of::<u32>();
         let word = self.settings.memory.element::<u32>(index, size_of::<u32>());
@@ -318,6 +342,12 @@ impl KernelMaps {
         }
         Ok(())
     }
+}
+
+/// Two words as they lie in memory, one after the other.
+fn u64_of(first: u32, second: u32) -> u64 {
+    // SAFETY: integers of the same size.
+    unsafe { std::mem::transmute([first, second]) }
 }
 
 /// A run as it lies in `BACKENDS`: sorted by digest, neighbours of one digest by address and port.

@@ -4,8 +4,8 @@ use aya::maps::{MapInfo, MapType};
 use aya_obj::generated::{BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use cproxy_ebpf::{
     AFFINITY_MAX, AffinityEntry, AffinityKey, BACKENDS_MIN, Backend, COUNTERS_MAX, FRONTENDS_MIN, FlowKey, FlowValue,
-    FrontendKey, SETS_MIN, Set, SetId, Settings, SocketState, TCP_PLACES, TURNS_MAX, Translation, UDP_FLOWS_MAX,
-    UdpState,
+    FrontendKey, OWN_ADDRESS_V6, OwnAddress, SETS_MIN, Set, SetId, Settings, SocketState, TCP_PLACES, TURNS_MAX,
+    Translation, UDP_FLOWS_MAX, UdpState,
 };
 
 /// Type, sizes and flags of a map (`BPF_MAP_CREATE`).
@@ -69,11 +69,12 @@ pub(super) const BACKENDS: MapSpec = MapSpec {
 pub(super) const RESIZABLE: [MapSpec; 3] = [FRONTENDS, SETS, BACKENDS];
 
 /// The maps that the programs name; those that can be replaced are in a map of one map.
-pub(super) const NAMED: [(&str, MapShape); 12] = [
+pub(super) const NAMED: [(&str, MapShape); 13] = [
     (FRONTENDS.name, OUTER),
     (SETS.name, OUTER),
     (BACKENDS.name, OUTER),
     ("SETTINGS", array(size_of::<Settings>(), 1, BPF_F_MMAPABLE)),
+    ("OWN_ADDRESSES", array(size_of::<OwnAddress>(), OWN_ADDRESS_V6 + 1, BPF_F_MMAPABLE)),
     ("TCP_OWNERS", array(size_of::<u64>(), TCP_PLACES + 1, BPF_F_MMAPABLE)),
     ("TCP_PEERS", array(size_of::<Translation>(), TCP_PLACES, 0)),
     ("SOCKETS", socket_storage(size_of::<SocketState>())),

@@ -13,10 +13,11 @@ use aya::{
     maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError},
     sys::SyscallError,
 };
-use cproxy_core::{Capacity, KernelTable};
+use cproxy_core::{Address, Capacity, KernelTable};
 use cproxy_ebpf::{Backend as BackendSlot, FrontendKey, Set, SetId, SetWord, Settings};
 
 use super::{
+    encoding::address_key,
     error::{TRIES_MAX, TableError},
     map_spec::{BACKENDS, FRONTENDS, MapSpec, SETS},
     open::{Access, open_map},
@@ -33,12 +34,21 @@ pub enum Serving {
     NoFrontend,
     /// It is in the frontend's set: eligible, or still serving the clients that it has.
     Yes,
-    /// It is in neither run of the set.
+    /// It is in neither run of the set; or the socket was refused, and the frontend has an eligible backend now.
     No,
+    /// The socket was refused, and would be again.
+    Refused,
 }
 
 /// An address and a port, both in network order.
 type Member = ([u32; 4], u16);
+
+/// A frontend's set.
+struct SetMembers {
+    /// Both runs.
+    backends: HashSet<Member>,
+    has_eligible: bool,
+}
 
 /// The open maps of the table, for reading.
 pub struct KernelReader {
@@ -130,7 +140,7 @@ impl KernelReader {
 
     /// The backends of a frontend's set, in both runs; `None` without such a frontend. Slots, and sets too, get a new
     /// content only after nothing refers to them: what has been read is valid if both references are still the same.
-    fn members(&self, frontend: &FrontendKey) -> Result<Option<HashSet<Member>>, TableError> {
+    fn members(&self, frontend: &FrontendKey) -> Result<Option<SetMembers>, TableError> {
         for _ in 0..TRIES_MAX {
             let Some(reference) = self.reference(frontend)? else { break };
             let members = self.members_of(reference.1);
@@ -155,9 +165,16 @@ impl KernelReader {
         Ok(Some((set, SetWord(word))))
     }
 
-    fn members_of(&self, word: SetWord) -> Result<HashSet<Member>, TableError> {
+    /// Whether the address is known as a ClusterIP, whose ports without a frontend refuse.
+    fn is_cluster_ip(&self, address: [u32; 4]) -> Result<bool, TableError> {
+        let key = address_key(Address::from_words(address));
+        Ok(found(self.frontends.get(&key, 0), FRONTENDS.name)?.is_some())
+    }
+
+    fn members_of(&self, word: SetWord) -> Result<SetMembers, TableError> {
         let backends = self.backends(word.first_slot(), word.eligible() + word.serving())?;
-        Ok(backends.into_iter().map(|backend| (backend.address, backend.port)).collect())
+        let backends = backends.into_iter().map(|backend| (backend.address, backend.port)).collect();
+        Ok(SetMembers { backends, has_eligible: word.eligible() != 0 })
     }
 }
 
@@ -189,7 +206,7 @@ impl TableMaps for KernelReader {
 /// Cache of the sets of frontends, a few milliseconds old at most; see [`KernelReader::sets`].
 pub struct SetCache<'r> {
     reader: &'r KernelReader,
-    sets: StdHashMap<FrontendKey, Option<HashSet<Member>>>,
+    sets: StdHashMap<FrontendKey, Option<SetMembers>>,
     started: Instant,
 }
 
@@ -198,11 +215,11 @@ const AGE_MAX: Duration = Duration::from_millis(5);
 
 impl SetCache<'_> {
     /// Whether the backend, an address and a port in network order, still serves the clients that it got from the
-    /// frontend.
+    /// frontend. `None`: a socket that was refused.
     ///
     /// # Errors
     /// A map could not be read.
-    pub fn serving(&mut self, frontend: FrontendKey, backend: Member) -> Result<Serving, TableError> {
+    pub fn serving(&mut self, frontend: FrontendKey, backend: Option<Member>) -> Result<Serving, TableError> {
         if self.started.elapsed() > AGE_MAX {
             self.sets.clear();
             self.started = Instant::now();
@@ -211,10 +228,12 @@ impl SetCache<'_> {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => unknown.insert(self.reader.members(&frontend)?),
         };
-        Ok(match members {
-            None => Serving::NoFrontend,
-            Some(members) if members.contains(&backend) => Serving::Yes,
-            Some(_) => Serving::No,
+        Ok(match (members, backend) {
+            (Some(set), Some(backend)) if set.backends.contains(&backend) => Serving::Yes,
+            (Some(set), None) if !set.has_eligible => Serving::Refused,
+            (Some(_), _) => Serving::No,
+            (None, None) if self.reader.is_cluster_ip(frontend.address)? => Serving::Refused,
+            (None, _) => Serving::NoFrontend,
         })
     }
 }

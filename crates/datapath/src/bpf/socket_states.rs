@@ -79,7 +79,7 @@ impl SocketStates {
         let flows = found(self.udp_sockets.get(&socket.as_raw_fd(), 0))?;
         let flows = flows.into_iter().flat_map(|state| state.flows).map(|flow| flow.translation);
         // Places that no flow has taken are empty.
-        let is_any = |asked: &Translation| asked.backend_port != 0;
+        let is_any = |asked: &Translation| *asked != Translation::default();
         Ok(std::iter::once(state.peer).chain(flows).filter(is_any).collect())
     }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use cproxy_core::{Address, Backend, Family};
 
+use cproxy_ebpf::REFUSED_PORT;
+
 use super::diag_message::{INET, INET6};
 
 /// Instructions (include/uapi/linux/inet_diag.h). Each says how many bytes further the next one is, if what it asks is
@@ -12,10 +14,13 @@ const INET_DIAG_BC_JMP: u8 = 1;
 const INET_DIAG_BC_D_COND: u8 = 8;
 const INSTRUCTION_BYTES: usize = 4;
 
+const _: () = assert!(Backend::NOBODY.port == REFUSED_PORT);
+
 /// Sockets of a family whose peer is one of these, the IPv4-mapped ones of IPv6 among them. `None` if there can be
 /// none.
 pub(super) fn connected_to(backends: &BTreeSet<Backend>, family: u8) -> Option<Vec<u8>> {
-    let can_be = |backend: &&Backend| family == INET6 || backend.address.family() == Family::V4;
+    let can_be =
+        |backend: &&Backend| family == INET6 || *backend == &Backend::NOBODY || backend.address.family() == Family::V4;
     let conditions: Vec<_> = backends.iter().filter(can_be).map(condition).collect();
     // From the end: what is true goes over all that comes after it.
     let mut program = Vec::new();
@@ -42,10 +47,11 @@ fn instruction(code: u8, yes: usize, no: usize) -> Vec<u8> {
     vec![code, yes as u8, no, no_high]
 }
 
-/// `struct inet_diag_hostcond`.
+/// `struct inet_diag_hostcond`. That of nobody has any address.
 fn condition(backend: &Backend) -> Vec<u8> {
     let Backend { address, port } = *backend;
     let (family, address) = match address.family() {
+        _ if *backend == Backend::NOBODY => (0, Vec::new()),
         Family::V4 => (INET, v4_octets(address)),
         Family::V6 => (INET6, address.octets().to_vec()),
     };
@@ -107,6 +113,24 @@ mod tests {
                 sockets.iter().map(|socket| passed.contains(&socket_cookie(socket).unwrap())).collect();
             assert_eq!(is_passed, [true, true, true, false, false, false, false], "{}", backends.len());
             assert_eq!(passed.len(), ours.len());
+        }
+    }
+
+    /// Result of the kernel.
+    #[test]
+    fn nobody_is_any_address_with_its_port() {
+        let sockets = [("127.0.0.9", 1), ("::1", 1), ("::ffff:127.0.0.9", 1), ("127.0.0.9", 4_702), ("::1", 4_702)];
+        let sockets = sockets.map(|(address, port)| connected(address, port));
+        for backends in [vec![Backend::NOBODY], vec![Backend::NOBODY, backend("127.0.0.9", 4_703)]] {
+            let mut passed = BTreeSet::new();
+            for family in [INET, INET6] {
+                let filter = connected_to(&backends.iter().copied().collect(), family).unwrap();
+                let kind = SocketFamily { family, protocol: Protocol::Udp };
+                let query = DumpQuery { kind, states: CONNECTED, filter: Some(&filter), storage: None };
+                Diag::open().unwrap().dump(&query, &mut |socket| passed.extend([socket.id.cookie()])).unwrap();
+            }
+            let is_passed = sockets.each_ref().map(|socket| passed.contains(&socket_cookie(socket).unwrap()));
+            assert_eq!(is_passed, [true, true, true, false, false]);
         }
     }
 

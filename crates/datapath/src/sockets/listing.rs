@@ -6,15 +6,12 @@ use cproxy_core::{Backend, Frontend, Protocol, RetiredBackends};
 use rustix::{net::sockopt::socket_cookie, process::Pid};
 
 use super::{
-    SocketsError, namespaces, no_proc, on_own_thread,
+    SocketsError, TRIES, namespaces, no_proc, on_own_thread,
     owners::{self, Descriptor},
     socket_lists::{ListedSocket, SocketLists},
     staleness::{StaleCheck, TranslationState, endpoint, is_stale},
 };
 use crate::bpf::{KernelReader, PinDir, Serving, SocketStates, TableError};
-
-/// Number of reads after which the table counts as restless.
-const TRIES: u32 = 10;
 
 /// A socket that was connected through us to where it is connected now.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +41,8 @@ pub struct TranslatedSocket {
 pub enum BackendState {
     /// It does: for new connections, too, or only for those that it has.
     Serving,
+    /// The frontend had no backend when the socket connected, and has none now: its datagrams are refused.
+    Refused,
     /// It does not, and the socket is one that is closed if `--terminate-sockets` says so.
     Stale,
     /// There is no such frontend any more, which leaves TCP connections as they are.
@@ -67,7 +66,6 @@ pub struct Listing {
 pub fn list(pins: &PinDir) -> Result<Listing, SocketsError> {
     owners::probe().map_err(SocketsError::Owners)?;
     let mut tries = (0..TRIES).map(|_| list_once(pins));
-    // The agent may replace the table meanwhile; it does so seldom.
     let settled = tries.find(|result| !matches!(result, Err(SocketsError::Table(TableError::Replaced))));
     settled.unwrap_or(Err(SocketsError::Table(TableError::Replaced)))
 }
@@ -203,6 +201,7 @@ impl BackendState {
     fn of(serving: Serving, protocol: Protocol) -> Self {
         match serving {
             _ if is_stale(serving, protocol) => Self::Stale,
+            Serving::Refused => Self::Refused,
             Serving::NoFrontend => Self::NoFrontend,
             Serving::Yes | Serving::No => Self::Serving,
         }
@@ -213,6 +212,7 @@ impl BackendState {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Serving => "serving",
+            Self::Refused => "refused",
             Self::Stale => "stale",
             Self::NoFrontend => "no-frontend",
         }
@@ -234,6 +234,7 @@ mod tests {
         for (serving, of_udp, of_tcp) in [
             (Serving::Yes, BackendState::Serving, BackendState::Serving),
             (Serving::No, BackendState::Stale, BackendState::Stale),
+            (Serving::Refused, BackendState::Refused, BackendState::Refused),
             (Serving::NoFrontend, BackendState::Stale, BackendState::NoFrontend),
         ] {
             let of = [Protocol::Udp, Protocol::Tcp].map(|protocol| BackendState::of(serving, protocol));

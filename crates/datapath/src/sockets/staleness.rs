@@ -3,7 +3,7 @@
 use std::io;
 
 use cproxy_core::{Address, Backend, Protocol};
-use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, Translation};
+use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, REFUSED_SLOT, Translation};
 use rustix::{fd::OwnedFd, net::sockopt::socket_protocol};
 
 use super::{SocketsError, diag_message::AddressPort, socket_lists::ListedSocket};
@@ -59,7 +59,8 @@ impl<'t> StaleCheck<'t> {
     ) -> Result<Option<TranslationState>, SocketsError> {
         let Some(asked) = current_translation(asked, peer) else { return Ok(None) };
         let frontend = frontend(&asked, protocol);
-        Ok(Some(TranslationState { frontend, serving: self.sets.serving(frontend, peer)? }))
+        let backend = (asked.slot != REFUSED_SLOT).then_some(peer);
+        Ok(Some(TranslationState { frontend, serving: self.sets.serving(frontend, backend)? }))
     }
 
     /// Whether a socket is connected through us to a peer that does not serve.
@@ -88,7 +89,7 @@ impl<'t> StaleCheck<'t> {
 /// not: a Service's deletion touches no connection that stands.
 pub(super) fn is_stale(serving: Serving, protocol: Protocol) -> bool {
     match serving {
-        Serving::Yes => false,
+        Serving::Yes | Serving::Refused => false,
         Serving::No => true,
         Serving::NoFrontend => protocol == Protocol::Udp,
     }
@@ -161,7 +162,8 @@ mod tests {
     #[test]
     fn only_udp_goes_with_its_frontend() {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
-            assert!(is_stale(Serving::No, protocol) && !is_stale(Serving::Yes, protocol));
+            let of = [Serving::No, Serving::Yes, Serving::Refused].map(|serving| is_stale(serving, protocol));
+            assert_eq!(of, [true, false, false]);
             assert_eq!(is_stale(Serving::NoFrontend, protocol), protocol == Protocol::Udp);
         }
     }

@@ -85,7 +85,7 @@ impl<'t> TerminationPass<'t> {
     }
 
     /// First the kernel's lists, then, where those name sockets, their owners.
-    pub(super) fn run(mut self) -> Result<Outcome, SocketsError> {
+    pub(super) fn run(mut self) -> (Outcome, Option<SocketsError>) {
         let refused = namespaces::visit_all(|_| {
             self.outcome.namespaces += 1;
             self.visit();
@@ -96,7 +96,7 @@ impl<'t> TerminationPass<'t> {
             self.outcome.unseen += self.record(refused.map_err(no_proc)).unwrap_or_default();
             self.close_suspects();
         }
-        self.failure.map_or(Ok(self.outcome), Err)
+        (self.outcome, self.failure)
     }
 
     /// In the network namespace that the thread is in.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, io, net::SocketAddr};
 use cproxy_tests::{
     echo, manifest,
     sandbox::Sandbox,
-    world::{Host, PORT, pod, pod_name, ready},
+    world::{Host, OWN_ADDRESSES, PORT, pod, pod_name, ready},
 };
 use serde_json::Value;
 
@@ -100,7 +100,8 @@ fn a_port_that_no_service_has_goes_where_the_kernel_takes_it() {
         }
     };
     let flags = node_ip_flags();
-    let _world = start(PODS, objects(), &flags.each_ref().map(String::as_str), serve);
+    let flags: Vec<_> = flags.iter().map(String::as_str).chain(OWN_ADDRESSES).collect();
+    let _world = start(PODS, objects(), &flags, serve);
     for (how, _, ask) in ASKS {
         for to in own.into_iter().flat_map(|addresses| addresses.forms(OTHER)) {
             assert_eq!(ask(to).unwrap(), "the address itself", "{to} {how}");
