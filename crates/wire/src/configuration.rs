@@ -120,9 +120,12 @@ pub struct Configuration {
 /// # Errors
 /// The configuration is incomplete or invalid.
 pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError> {
-    let config = match &server.kubeconfig {
+    let kubeconfig::Read { config, authorities_from } = match &server.kubeconfig {
         Some(path) => kubeconfig::read(path).await.map_err(|message| ClientError::Kubeconfig(path.clone(), message))?,
-        None => in_cluster(server.addresses.first()).await?,
+        None => kubeconfig::Read {
+            config: in_cluster(server.addresses.first()).await?,
+            authorities_from: Some(format!("{SERVICE_ACCOUNT_DIR}/ca.crt")),
+        },
     };
     let servers = if server.addresses.is_empty() {
         let url = config.cluster_url.clone();
@@ -148,6 +151,7 @@ pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError>
         server_name: server.tls_server_name.clone().or(config.tls_server_name),
         material: TlsMaterial {
             authorities: config.root_cert,
+            authorities_from,
             identity: identity(user).map_err(fail)?,
             is_insecure: config.accept_invalid_certs,
         },

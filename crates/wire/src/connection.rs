@@ -135,7 +135,9 @@ impl Dialer {
         let name = self.configuration.tls_name(&self.address);
         let Some((name, config)) = name.zip(self.tls.clone()) else { return Ok((stream, place, None)) };
         let handshake = within(self.limit(), tls::handshake(config, name, stream)).await;
-        let (stream, is_http2) = handshake.map_err(|error| io::Error::new(error.kind(), format!("TLS: {error}")))?;
+        let explain = |error: &io::Error| tls::explain(error, &self.configuration.material);
+        let (stream, is_http2) =
+            handshake.map_err(|error| io::Error::new(error.kind(), format!("TLS: {}", explain(&error))))?;
         Ok((Box::new(stream), place, Some(is_http2)))
     }
 

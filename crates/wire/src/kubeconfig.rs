@@ -19,12 +19,20 @@ use super::{
 /// Stands for no proxy: where a cluster has none, kube takes the one of the environment, which is the pod's.
 const NO_PROXY: &str = "none";
 
+/// Configuration, and the place of its certificate authorities, in words.
+pub(super) struct Read {
+    pub(super) config: Config,
+    /// `None`: those of the system.
+    pub(super) authorities_from: Option<String>,
+}
+
 /// Reads the current context of a file. Paths in the file are relative to its directory.
-pub(super) async fn read(path: &Path) -> Result<Config, String> {
+pub(super) async fn read(path: &Path) -> Result<Read, String> {
     file::check(path, FILE_BYTES_MAX).map_err(|error| error.to_string())?;
     let text = decode(fs::read(path).map_err(|error| error.to_string())?)?;
     let mut documents = cproxy_yaml::values(&text).map_err(|error| format!("not YAML: {error}"))?;
     documents.iter_mut().for_each(set_types);
+    documents.iter_mut().for_each(normalize);
     let entries = Entries(documents);
     let (mut cluster, mut user) = entries.current()?;
     let dir = path.parent().unwrap_or(Path::new(""));
@@ -41,7 +49,12 @@ pub(super) async fn read(path: &Path) -> Result<Config, String> {
         let checked = file::check(Path::new(authority), FILE_BYTES_MAX);
         checked.map_err(|error| format!("certificate-authority {authority} of its cluster: {error}"))?;
     }
-    build(cluster, user).await
+    let authorities_from = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
+        (Some(_), _) => Some(format!("certificate-authority-data of {}", path.display())),
+        (None, Some(file)) => Some(format!("certificate-authority {file}")),
+        (None, None) => None,
+    };
+    Ok(Read { config: build(cluster, user).await?, authorities_from })
 }
 
 /// Text of a file in UTF-8 or, with a byte order mark, in UTF-16, as some shells write it.
@@ -85,6 +98,21 @@ fn set_types(value: &mut Value) {
 
 fn is_boolean(field: &str) -> bool {
     BOOLEANS.contains(&field)
+}
+
+/// Reads the fields of clusters and users as client-go does: an empty text is none, and base64 may be in lines.
+fn normalize(document: &mut Value) {
+    for (list, field) in [("clusters", "cluster"), ("users", "user")] {
+        let entries = document.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten();
+        for fields in entries.filter_map(|entry| entry.get_mut(field)?.as_object_mut()) {
+            fields.retain(|_, value| value.as_str() != Some(""));
+            for (_, value) in fields.iter_mut().filter(|(name, _)| name.ends_with("-data")) {
+                if let Value::String(data) = value {
+                    data.retain(|char| !matches!(char, '\r' | '\n'));
+                }
+            }
+        }
+    }
 }
 
 fn absolute(dir: &Path, file: &mut Option<String>) {
@@ -175,7 +203,7 @@ mod tests {
         fs::create_dir_all(&directory).unwrap();
         let file = directory.join("config");
         fs::write(&file, text).unwrap();
-        let config = read(&file).await;
+        let config = read(&file).await.map(|read| read.config);
         fs::remove_dir_all(&directory).unwrap();
         (config, directory)
     }
@@ -222,6 +250,23 @@ mod tests {
             let config = read_text("user", &format!("{CONTEXT}{CLUSTER}{users}")).await.0.unwrap();
             assert!(config.auth_info.token.is_none(), "{users}");
         }
+    }
+
+    #[tokio::test]
+    async fn empty_texts_are_none_and_base64_may_be_in_lines_as_for_client_go() {
+        let user = "users: [{name: u, user: {token: t, tokenFile: '', username: '', client-certificate: '', \
+                    client-certificate-data: \"YW\\nJj\\r\\n\", exec: {command: login, args: ['']}}}]\n";
+        let cluster = CLUSTER.replace(
+            "cluster: {",
+            "cluster: {certificate-authority: '', certificate-authority-data: '', tls-server-name: '', ",
+        );
+        let config = read_text("empty", &format!("{CONTEXT}{cluster}{user}")).await.0.unwrap();
+        assert!(config.root_cert.is_none() && config.tls_server_name.is_none());
+        let user = config.auth_info;
+        assert!(user.token.is_some() && user.token_file.is_none() && user.username.is_none());
+        assert!(user.client_certificate.is_none());
+        assert_eq!(user.client_certificate_data.as_deref(), Some("YWJj"));
+        assert_eq!(user.exec.unwrap().args.unwrap(), [""]);
     }
 
     #[tokio::test]

@@ -3,16 +3,20 @@
 use std::{io, sync::Arc};
 
 use rustls::{
-    ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, Error, InconsistentKeys, RootCertStore,
+    SignatureScheme,
     client::{
-        Resumption,
+        Resumption, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
     },
     crypto::{CryptoProvider, ring},
     pki_types::{
         CertificateDer, PrivateKeyDer, ServerName, UnixTime,
         pem::{self, PemObject},
     },
+    server::ParsedCertificate,
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -28,6 +32,8 @@ const HTTP2: &[u8] = b"h2";
 pub(super) struct TlsMaterial {
     /// Certificates of trusted authorities in DER; `None`: those of the system.
     pub(super) authorities: Option<Vec<Vec<u8>>>,
+    /// The place of these certificates, for messages.
+    pub(super) authorities_from: Option<String>,
     pub(super) identity: Option<Identity>,
     /// Accept any certificate.
     pub(super) is_insecure: bool,
@@ -51,15 +57,16 @@ impl TlsMaterial {
         let builder = builder.map_err(|error| error.to_string())?;
         let builder = match &self.authorities {
             _ if self.is_insecure => {
-                builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+                builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider.clone())))
             }
-            Some(certificates) => builder.with_root_certificates(root_store(certificates)?),
+            Some(certificates) => {
+                let verifier = ClusterVerifier::new(certificates, provider.clone())?;
+                builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+            }
             None => builder.with_platform_verifier().map_err(|error| format!("the system's authorities: {error}"))?,
         };
         let mut config = match &self.identity {
-            Some(Identity { certificate, key }) => builder
-                .with_client_auth_cert(certificates(certificate, "client certificate")?, private_key(key)?)
-                .map_err(|error| format!("client certificate and key: {error}"))?,
+            Some(identity) => builder.with_client_cert_resolver(Arc::new(identity.resolver(&provider)?)),
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = PROTOCOLS.map(Vec::from).into();
@@ -82,13 +89,130 @@ pub(super) async fn handshake(
     Ok((stream, is_http2))
 }
 
-fn root_store(certificates: &[Vec<u8>]) -> Result<RootCertStore, String> {
-    let mut store = RootCertStore::empty();
-    for certificate in certificates {
-        let added = store.add(CertificateDer::from(certificate.as_slice()));
-        added.map_err(|error| format!("certificate authority: {error}"))?;
+/// The failure of a handshake, with its cause and a remedy where rustls names neither.
+pub(super) fn explain(error: &io::Error, material: &TlsMaterial) -> String {
+    let Some(cause) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else { return error.to_string() };
+    let authorities = material.authorities_from.as_deref().unwrap_or("the system's certificate authorities");
+    match cause {
+        Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            format!("the server's certificate is signed by no certificate of {authorities}: put its authority there")
+        }
+        Error::InvalidCertificate(invalid) if is_authority(invalid) => format!(
+            "the server's certificate is one of a certificate authority (CA:TRUE): give the server another one, or put \
+             this one into {authorities}"
+        ),
+        Error::InvalidCertificate(
+            CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+            | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
+        ) => format!("the server's certificate or one of {authorities} has a key {NOT_SUPPORTED}"),
+        Error::AlertReceived(AlertDescription::HandshakeFailure) => {
+            format!("{error}: no algorithm in common; perhaps the server's certificate has a key {NOT_SUPPORTED}")
+        }
+        _ => error.to_string(),
     }
-    if store.is_empty() { Err("certificate authority: it has no certificate in PEM".to_owned()) } else { Ok(store) }
+}
+
+/// Keys that ring has no code for, and those that it has.
+const NOT_SUPPORTED: &str = "of P-521 or another kind that cproxy does not support: use ECDSA with P-256 or P-384, \
+                             RSA or Ed25519";
+
+impl Identity {
+    /// The client's certificate and key, as rustls asks for them. The certificate is the server's to judge: it may have
+    /// any version, which webpki refuses.
+    fn resolver(&self, provider: &CryptoProvider) -> Result<SingleCertAndKey, String> {
+        let chain = certificates(&self.certificate, "client certificate")?;
+        let key = provider.key_provider.load_private_key(private_key(&self.key)?);
+        let key = key.map_err(|error| format!("client key: {error}; it may be {NOT_SUPPORTED}"))?;
+        let certified = CertifiedKey::new(chain, key);
+        match certified.keys_match() {
+            Err(error @ Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
+                Err(format!("client certificate and key: {error}"))
+            }
+            Err(Error::InvalidCertificate(CertificateError::BadEncoding)) => {
+                Err("client certificate: it is not a certificate".to_owned())
+            }
+            _ => Ok(certified.into()),
+        }
+    }
+}
+
+/// Verifier of the server's certificate by the cluster's authorities. As in Go, a certificate that is itself one of
+/// them needs no other signature.
+#[derive(Debug)]
+struct ClusterVerifier {
+    by_authorities: Arc<WebPkiServerVerifier>,
+    trusted: Vec<CertificateDer<'static>>,
+}
+
+impl ClusterVerifier {
+    /// As client-go, it leaves out authorities that cannot be read, if there are others.
+    fn new(certificates: &[Vec<u8>], provider: Arc<CryptoProvider>) -> Result<Self, String> {
+        let mut store = RootCertStore::empty();
+        let trusted: Vec<_> = certificates.iter().map(|der| CertificateDer::from(der.clone())).collect();
+        let mut failure = "it has no certificate in PEM".to_owned();
+        for certificate in &trusted {
+            if let Err(error) = store.add(certificate.clone()) {
+                failure = error.to_string();
+            }
+        }
+        if store.is_empty() {
+            return Err(format!("certificate authority: {failure}"));
+        }
+        let by_authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider).build();
+        Ok(Self { by_authorities: by_authorities.map_err(|error| format!("certificate authority: {error}"))?, trusted })
+    }
+}
+
+/// Whether a certificate was refused for being that of an authority.
+fn is_authority(error: &CertificateError) -> bool {
+    let CertificateError::Other(other) = error else { return false };
+    other.0.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity)
+}
+
+impl ServerCertVerifier for ClusterVerifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let verified = self.by_authorities.verify_server_cert(certificate, intermediates, name, ocsp_response, now);
+        match verified {
+            // webpki has looked at its times before.
+            Err(Error::InvalidCertificate(error))
+                if (error == CertificateError::UnknownIssuer || is_authority(&error))
+                    && self.trusted.iter().any(|trusted| trusted == certificate) =>
+            {
+                verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.by_authorities.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.by_authorities.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.by_authorities.supported_verify_schemes()
+    }
 }
 
 fn certificates(pem: &[u8], role: &str) -> Result<Vec<CertificateDer<'static>>, String> {

@@ -24,6 +24,7 @@ mod failover;
 mod greedy;
 mod health;
 mod helm;
+mod kubeconfigs;
 mod kustomize;
 mod lists;
 mod long;

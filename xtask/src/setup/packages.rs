@@ -14,7 +14,7 @@ use crate::{architecture::Architecture, paths, run};
 type Provided = (&'static str, &'static [&'static str]);
 
 /// Commands of builds and of most tests.
-static COMMANDS: [Provided; 15] = [
+static COMMANDS: [Provided; 16] = [
     ("bindfs", &["bindfs"]),
     ("c++", &["g++"]),
     ("cc", &["gcc", "libc6-dev"]),
@@ -24,6 +24,7 @@ static COMMANDS: [Provided; 15] = [
     ("ip", &["iproute2"]),
     ("ld.bfd", &["binutils"]),
     ("nsenter", &["util-linux"]),
+    ("openssl", &["openssl"]),
     ("setarch", &["util-linux"]),
     ("setpriv", &["util-linux"]),
     ("strace", &["strace"]),

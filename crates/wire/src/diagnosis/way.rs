@@ -92,8 +92,8 @@ impl Way {
         if let Some((name, config)) = self.configuration.tls_name(address).zip(self.tls.clone()) {
             let handshake = within(STEP_MAX, tls::handshake(config, name, stream)).await;
             let (stream, is_http2) = handshake.map_err(|error| {
-                let failure = Failure::from(error);
-                Failure { text: format!("TLS as {name:?}: {}", failure.text), ..failure }
+                let text = format!("TLS as {name:?}: {}", tls::explain(&error, &self.configuration.material));
+                Failure { text, ..Failure::from(error) }
             })?;
             let certificates = stream.get_ref().1.peer_certificates();
             certificate = certificates.and_then(<[_]>::first).and_then(|first| Validity::of_der(first));
@@ -121,7 +121,7 @@ impl Way {
     /// Time of a server whose certificate does not count now. It gets no credentials, since anybody could be there.
     pub(super) async fn date_of_unverified(&self, address: &ServerAddress) -> Option<i64> {
         let plain = Configuration {
-            material: TlsMaterial { authorities: None, identity: None, is_insecure: true },
+            material: TlsMaterial { is_insecure: true, ..TlsMaterial::default() },
             authorization: None,
             exec: None,
             headers: Vec::new(),
