@@ -19,6 +19,22 @@ pub fn forbid_netlink() {
     refuse(libc::SYS_socket, &[(0, libc::AF_NETLINK as u32)], libc::EPROTONOSUPPORT);
 }
 
+/// Refuses inotify instances, as if the user's programs had used up `fs.inotify.max_user_instances`.
+///
+/// # Panics
+/// When the kernel refuses the filter.
+pub fn use_up_inotify_instances() {
+    refuse(libc::SYS_inotify_init1, &[], libc::EMFILE);
+}
+
+/// Refuses watches of files, as if the user's programs had used up `fs.inotify.max_user_watches`.
+///
+/// # Panics
+/// When the kernel refuses the filter.
+pub fn use_up_inotify_watches() {
+    refuse(libc::SYS_inotify_add_watch, &[], libc::ENOSPC);
+}
+
 /// Forbids further filters, as a kernel without CONFIG_SECCOMP_FILTER does.
 ///
 /// # Panics

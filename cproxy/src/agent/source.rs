@@ -115,7 +115,7 @@ pub(super) async fn check(source: &ObjectSource, options: ParseOptions) -> Resul
     Ok(match source {
         // Watching comes first, so that changes while the files are read are seen.
         ObjectSource::Manifests(paths) => {
-            CheckedSource::Manifests(Watcher::new(paths)?, Box::new(Files::read(paths, options)?))
+            CheckedSource::Manifests(Watcher::new(paths), Box::new(Files::read(paths, options)?))
         }
         ObjectSource::ApiServer(server) => {
             CheckedSource::ApiServer(server.clone(), Box::new(wire::configure(server).await?))
@@ -134,11 +134,7 @@ pub(super) fn start(
 ) -> Option<Arc<ApiClient>> {
     match source {
         CheckedSource::Manifests(watcher, files) => {
-            drop(tokio::spawn(async move {
-                if let Err(error) = manifests::watch(*files, watcher, sender).await {
-                    tracing::error!("inotify: {error}; changes of manifests are no longer seen");
-                }
-            }));
+            drop(tokio::spawn(manifests::watch(*files, watcher, sender)));
             None
         }
         CheckedSource::ApiServer(server, configuration) => {

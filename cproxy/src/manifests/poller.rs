@@ -1,5 +1,5 @@
 //! Polling of manifests that other machines can change: the host of a guest (virtio-fs, 9p), other clients of a file
-//! server (NFS, SMB). inotify reports only changes by this machine's kernel.
+//! server (NFS, SMB). inotify reports only changes by this machine's kernel. Without inotify, all are polled.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use super::files::{manifests_at, nearest};
 
 /// Interval of polls. A change is reported at the second poll that finds it.
-const PAUSE: Duration = Duration::from_secs(2);
+pub(super) const POLL_PAUSE: Duration = Duration::from_secs(2);
 
 /// Magic numbers (include/uapi/linux/magic.h, and the drivers' own) of file systems that other machines can change.
 const SHARED: [u32; 15] = [
@@ -56,8 +56,10 @@ impl Poller {
         (!shared.is_empty()).then(|| Self::new(shared))
     }
 
-    fn new(paths: Vec<PathBuf>) -> Self {
-        let mut new = Self { paths, reported: BTreeMap::new(), polled: BTreeMap::new(), next: Instant::now() + PAUSE };
+    /// Records the current files of these paths.
+    pub(super) fn new(paths: Vec<PathBuf>) -> Self {
+        let mut new =
+            Self { paths, reported: BTreeMap::new(), polled: BTreeMap::new(), next: Instant::now() + POLL_PAUSE };
         new.polled = new.stamps();
         new.reported.clone_from(&new.polled);
         new
@@ -83,7 +85,7 @@ impl Poller {
             }
         }
         self.polled = now;
-        self.next = Instant::now() + PAUSE;
+        self.next = Instant::now() + POLL_PAUSE;
         changed
     }
 

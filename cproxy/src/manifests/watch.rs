@@ -1,5 +1,5 @@
 //! Follows manifest files: inotify on their directories, so that replacing a file by renaming is seen too. Where
-//! inotify does not report all changes, the files are polled besides.
+//! inotify does not report all changes, the files are polled besides; without inotify, all are.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -19,8 +19,8 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::{io::unix::AsyncFd, sync::mpsc};
 
 use super::{
-    files::{Change, Files, ManifestError, nearest},
-    poller::Poller,
+    files::{Change, Files, nearest},
+    poller::{POLL_PAUSE, Poller},
 };
 use crate::problem_log::ProblemLog;
 
@@ -34,10 +34,11 @@ const EVENTS_AT_ONCE: usize = 128;
 /// Watches the directories of some paths.
 #[derive(Debug)]
 pub struct Watcher {
-    inotify: AsyncFd<OwnedFd>,
+    /// `None`: all paths are polled.
+    inotify: Option<AsyncFd<OwnedFd>>,
     paths: Vec<PathBuf>,
     directories: HashMap<i32, PathBuf>,
-    /// Polling of paths that other machines can change.
+    /// Polling of paths that other machines can change, or of all.
     poller: Option<Poller>,
 }
 
@@ -51,27 +52,49 @@ const EVENTS: WatchFlags = WatchFlags::CLOSE_WRITE
     .union(WatchFlags::MOVE_SELF);
 
 impl Watcher {
-    /// Starts watching; changes from now on are seen by [`watch`].
-    ///
-    /// # Errors
-    /// A directory cannot be watched.
-    pub fn new(paths: &[PathBuf]) -> Result<Self, ManifestError> {
-        let failed = |error: rustix::io::Errno| ManifestError::Io("inotify".into(), error.into());
-        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(failed)?;
-        // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and no other owner closes it.
-        let inotify = unsafe { AsyncFd::register(inotify) };
-        let inotify = inotify.map_err(|error| ManifestError::Io("inotify".into(), error.into()))?;
-        let mut watcher = Self { inotify, paths: paths.to_vec(), directories: HashMap::new(), poller: None };
-        watcher.add_watches().map_err(|(dir, error)| ManifestError::Io(dir, error.into()))?;
-        Ok(watcher)
+    /// Starts watching; changes from now on are seen by [`watch`]. Call it inside a tokio runtime.
+    #[must_use]
+    pub fn new(paths: &[PathBuf]) -> Self {
+        let mut watcher = Self { inotify: None, paths: paths.to_vec(), directories: HashMap::new(), poller: None };
+        match open() {
+            Ok(inotify) => {
+                watcher.inotify = Some(inotify);
+                watcher.add_watches_or_poll();
+            }
+            Err(error) => watcher.poll_all(&error),
+        }
+        watcher
+    }
+
+    fn add_watches_or_poll(&mut self) {
+        if let Err(error) = self.add_watches() {
+            self.poll_all(&error);
+        }
+    }
+
+    /// Goes on without inotify.
+    fn poll_all(&mut self, error: &io::Error) {
+        let cause = match error.raw_os_error() {
+            Some(libc::EMFILE) => " (fs.inotify.max_user_instances is used up by this user's programs: raise it)",
+            Some(libc::ENOSPC) => " (fs.inotify.max_user_watches is used up by this user's programs: raise it)",
+            _ => "",
+        };
+        tracing::warn!(
+            name: "manifests_polled",
+            "inotify: {error}{cause}; manifests are polled every {POLL_PAUSE:?} until the agent starts again"
+        );
+        self.inotify = None;
+        self.directories.clear();
+        self.poller = Some(Poller::new(self.paths.clone()));
     }
 
     /// Watches the directory of each path or, while that does not exist, the nearest one above it, which sees its
     /// return. Watching a directory again has no effect.
-    fn add_watches(&mut self) -> Result<(), (PathBuf, rustix::io::Errno)> {
+    fn add_watches(&mut self) -> io::Result<()> {
+        let Some(inotify) = &self.inotify else { return Ok(()) };
         for path in &self.paths {
             let dir = directory(path);
-            let watch = inotify::add_watch(self.inotify.get_ref(), dir, EVENTS).map_err(|error| (dir.into(), error))?;
+            let watch = inotify::add_watch(inotify.get_ref(), dir, EVENTS)?;
             self.directories.insert(watch, dir.to_owned());
         }
         self.poller = Poller::for_shared(&self.paths);
@@ -79,7 +102,17 @@ impl Watcher {
     }
 
     /// Waits until files have changed and then been quiet.
-    async fn changed(&mut self) -> io::Result<Change> {
+    async fn changed(&mut self) -> Change {
+        match self.try_changed().await {
+            Ok(change) => change,
+            Err(error) => {
+                self.poll_all(&error);
+                Change::Everything
+            }
+        }
+    }
+
+    async fn try_changed(&mut self) -> io::Result<Change> {
         let mut change = Change::Paths(BTreeSet::new());
         loop {
             tokio::select! {
@@ -101,7 +134,7 @@ impl Watcher {
         }
         // This precedes the reading of the files, so that later changes are seen.
         if change == Change::Everything {
-            self.add_watches().map_err(|(_, error)| error)?;
+            self.add_watches_or_poll();
         }
         Ok(change)
     }
@@ -109,8 +142,9 @@ impl Watcher {
     /// Waits for at least one event and reads all pending ones.
     async fn read(&self, change: &mut Change) -> io::Result<()> {
         let mut has_read = false;
+        let Some(inotify) = &self.inotify else { return std::future::pending().await };
         loop {
-            let mut ready = self.inotify.readable().await?;
+            let mut ready = inotify.readable().await?;
             let mut buffer = [MaybeUninit::uninit(); 4096];
             let mut reader = Reader::new(ready.get_inner(), &mut buffer);
             loop {
@@ -160,24 +194,27 @@ fn is_complete_at_once(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
 }
 
+fn open() -> io::Result<AsyncFd<OwnedFd>> {
+    let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    // SAFETY: an OwnedFd is the same open descriptor for as long as it lives, and no other owner closes it.
+    Ok(unsafe { AsyncFd::register(inotify) }?)
+}
+
 fn directory(path: &Path) -> &Path {
     nearest(path, Path::is_dir)
 }
 
 /// Sends the files' content now and after every change; ends when the receiver is closed.
-///
-/// # Errors
-/// inotify fails.
-pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<Vec<Event>>) -> io::Result<()> {
+pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<Vec<Event>>) {
     let mut problem_log = ProblemLog::default();
     loop {
         for problem in problem_log.update(files.problems().cloned().chain(files.duplicates())) {
             tracing::warn!(name: "problem", "{problem}");
         }
         if send(&files, &events).await.is_err() {
-            return Ok(());
+            return;
         }
-        let change = watcher.changed().await?;
+        let change = watcher.changed().await;
         files.refresh(&change);
     }
 }

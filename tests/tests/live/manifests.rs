@@ -8,6 +8,7 @@ use cproxy_tests::{
     manifest::{self, http_service},
     process::{Agent, Daemon, RunningAgent, eventually},
     sandbox::{Placement, Sandbox},
+    seccomp::{use_up_inotify_instances, use_up_inotify_watches},
     world::{SYNC, cluster_ip, pod, rows, start_agent},
 };
 use rustix::fs::statfs;
@@ -62,6 +63,35 @@ fn changes_by_others_are_found_on_a_shared_file_system() {
     wait_backends(&sandbox, "10.244.0.3 ");
     agent.stop();
     shared.stop();
+}
+
+#[test]
+fn without_inotify_manifests_are_polled_and_the_cause_is_named() {
+    for (forbid, cause) in [
+        (use_up_inotify_instances as fn(), "inotify: Too many open files (os error 24) (fs.inotify.max_user_instances"),
+        (use_up_inotify_watches, "inotify: No space left on device (os error 28) (fs.inotify.max_user_watches"),
+    ] {
+        let sandbox = Sandbox::for_test();
+        let dir = sandbox.manifest_dir();
+        write_service(&dir, "a", 1);
+        let follow = || {
+            sandbox.enter();
+            forbid();
+            let mut agent = Agent::new(&sandbox).manifests(&dir).start();
+            agent.wait_ready(SYNC);
+            agent.wait_log(cause, SYNC);
+            write_service(&dir, "a", 2);
+            write_service(&dir, "b", 3);
+            wait_backends(&sandbox, "10.244.0.2 10.244.0.3 ");
+            fs::remove_dir_all(&dir).unwrap();
+            fs::create_dir(&dir).unwrap();
+            write_service(&dir, "c", 1);
+            wait_backends(&sandbox, "10.244.0.1 ");
+            agent.stop();
+        };
+        // The agent ends with the thread that started it.
+        thread::scope(|scope| scope.spawn(follow).join().unwrap());
+    }
 }
 
 /// The number of times that the agent has been woken.
