@@ -25,7 +25,6 @@ mod wait;
 
 use std::{collections::BTreeMap, env, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
-use anyhow::Context as _;
 use clap::{
     Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     error::{ContextKind, ContextValue, ErrorKind},
@@ -470,7 +469,7 @@ fn print_or_end(text: &str) -> anyhow::Result<bool> {
     use std::io::{ErrorKind, Write};
     match plain::Plain(std::io::stdout().lock()).write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        printed => Ok(printed.context("stdout").map(|()| true)?),
+        printed => printed.map(|()| true).map_err(|error| unwritten(&error)),
     }
 }
 
@@ -487,7 +486,11 @@ fn print_json_rows(rows: impl Iterator<Item = FrontendRow>) -> anyhow::Result<()
     let mut output = plain::Plain(BufWriter::new(std::io::stdout().lock()));
     let written = write_frontends_json(rows, &mut output).map_err(std::io::Error::from);
     match written.and_then(|()| output.write_all(b"\n")).and_then(|()| output.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(unwritten(&error)),
         _ => Ok(()),
     }
+}
+
+fn unwritten(error: &std::io::Error) -> anyhow::Error {
+    anyhow::anyhow!("cannot write to stdout: {error}")
 }

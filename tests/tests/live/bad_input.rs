@@ -188,6 +188,19 @@ fn an_error_is_one_line_also_where_backtraces_are_wanted() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_an_error_that_says_why() {
+    let sandbox = Sandbox::for_test();
+    let empty = sandbox.manifest_dir().display().to_string();
+    for command in
+        [&["version"][..], &["resolve", "--manifests", &empty], &["resolve", "-o", "json", "--manifests", &empty]]
+    {
+        let script = "exec \"$0\" \"$@\" > /dev/full";
+        let output = under(&sandbox, "sh", &["-c", script], command);
+        assert_fails(&output, 1, &["stdout", "No space left on device"]);
+    }
+}
+
+#[test]
 fn without_a_source_outside_a_pod_the_error_names_the_flags() {
     let sandbox = Sandbox::for_test();
     run_fails(&sandbox, &[], 1, &["--kubeconfig", "--manifests"]);
