@@ -41,7 +41,7 @@ fn cproxy_connect6(ctx: SockAddrContext) -> i32 {
 fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(protocol) = protocol(ctx) else { return ALLOW };
     let destination = read_endpoint::<F>(ctx);
-    let set = look_up(&destination, protocol);
+    let set = look_up(ctx, &destination, protocol);
     if set.is_none() {
         observe::direct(ctx, Call::Connect, protocol, &destination, set.id);
         return connect_directly(ctx, &destination, protocol);

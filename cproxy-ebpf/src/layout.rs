@@ -5,13 +5,14 @@ use core::mem::{offset_of, size_of};
 
 use crate::{
     AFFINITY_MAX, Affinity, AffinityEntry, AffinityKey, BACKENDS_MAX, BACKENDS_MIN, Backend, Balance, COUNTERS_MAX,
-    Counter, EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, ExcludedCgroup, FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX,
-    FLOWS_PER_SOCKET, FRONTENDS_MAX, FRONTENDS_MIN, Flow, FlowKey, FlowValue, FrontendKey, LAYOUT_VERSION,
-    OWN_ADDRESS_V4, OWN_ADDRESS_V6, OwnAddress, PROTOCOL_ANY, PROTOCOL_TCP, PROTOCOL_UDP, REFUSED_PORT, REFUSED_SLOT,
-    SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN, SOCKET_UNTRANSLATED, Set, SetWord, Settings, SocketState,
-    TCP_PLACE_FREE, TCP_PLACES, TCP_WITHOUT_PLACE, TURNS_MAX, Translation, UDP_FLOWS_MAX, UDP_HAS_OVERFLOWED, UdpState,
-    V4_MAPPED_WORD, affinity_time, choose, choose_evenly, choose_in_turn, digest, filter_bit, filter_bit_of_prefix,
-    filter_prefix_v4, filter_prefix_v6, flow_digest, is_v4, tcp_places, turn_of, v4_mapped,
+    Counter, EXCLUDED_CGROUP, EXCLUDED_CGROUPS_MAX, EXCLUDED_OTHER_NETNS, EXCLUSIONS_MAX, ExcludedCgroup,
+    FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, FRONTENDS_MAX, FRONTENDS_MIN, Flow, FlowKey,
+    FlowValue, FrontendKey, LAYOUT_VERSION, OWN_ADDRESS_V4, OWN_ADDRESS_V6, OwnAddress, PROTOCOL_ANY, PROTOCOL_TCP,
+    PROTOCOL_UDP, REFUSED_PORT, REFUSED_SLOT, SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN,
+    SOCKET_UNTRANSLATED, Set, SetWord, Settings, SocketState, TCP_PLACE_FREE, TCP_PLACES, TCP_WITHOUT_PLACE, TURNS_MAX,
+    Translation, UDP_FLOWS_MAX, UDP_HAS_OVERFLOWED, UdpState, V4_MAPPED_WORD, affinity_time, choose, choose_evenly,
+    choose_in_turn, digest, filter_bit, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest, is_v4,
+    tcp_places, turn_of, v4_mapped,
 };
 
 /// Receiver of the layout's lines: kind or type, name, and the number on which both sides agree.
@@ -23,7 +24,7 @@ macro_rules! shared_types {
         $callback! { $line
             AffinityKey { id, zero, netns_cookie }
             Backend { address, port, zero, digest }
-            ExcludedCgroup { id, level, zero }
+            ExcludedCgroup { id, level, kind }
             Flow { translation, epoch }
             FlowKey { socket_cookie, address, port, direction, zero }
             FlowValue { address, port, zero, slot }
@@ -130,7 +131,7 @@ pub fn describe(line: LineSink<'_>) {
         UDP_FLOWS_MAX PROTOCOL_TCP PROTOCOL_UDP PROTOCOL_ANY V4_MAPPED_WORD SET_UNKNOWN_PORT SET_BACKENDS_MAX
         SOCKET_UNTRANSLATED TCP_PLACE_FREE TCP_PLACES TCP_WITHOUT_PLACE FLOWS_PER_SOCKET UDP_HAS_OVERFLOWED
         FLOW_IDLE_MAX FLOW_FROM_VIP FLOW_FROM_BACKEND TURNS_MAX EXCLUSIONS_MAX EXCLUDED_CGROUPS_MAX COUNTERS_MAX
-        OWN_ADDRESS_V4 OWN_ADDRESS_V6 REFUSED_PORT REFUSED_SLOT
+        EXCLUDED_CGROUP EXCLUDED_OTHER_NETNS OWN_ADDRESS_V4 OWN_ADDRESS_V6 REFUSED_PORT REFUSED_SLOT
     }
     enums(line);
     functions(line);

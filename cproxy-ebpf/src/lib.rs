@@ -436,7 +436,7 @@ pub struct Settings {
     /// Number that the agent raises after a backend has left a set, a frontend was deleted or got another set, or
     /// exclusions changed. Flows of an earlier epoch are looked up again.
     pub epoch: u32,
-    /// Excluded cgroups, with all below them. Unused elements have the id `u64::MAX`.
+    /// Excluded cgroups, with all below them, and network namespaces. Unused elements have the id `u64::MAX`.
     pub excluded_cgroups: [ExcludedCgroup; EXCLUDED_CGROUPS_MAX],
     /// Excluded users. Unused elements are `u32::MAX`.
     pub excluded_uids: [u32; EXCLUSIONS_MAX],
@@ -503,20 +503,25 @@ const fn spread(slot: u32) -> u64 {
 
 /// Largest number of excluded users, and of excluded ports.
 pub const EXCLUSIONS_MAX: usize = 8;
-/// Largest number of excluded cgroups.
+/// Largest number of excluded cgroups; network namespaces count as one.
 pub const EXCLUDED_CGROUPS_MAX: usize = 4;
 
-/// Excluded cgroup. 16 bytes.
+/// Excluded cgroup, or all network namespaces but one. 16 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExcludedCgroup {
-    /// Id of the cgroup: the inode number of its directory.
+    /// Id of the cgroup: the inode number of its directory. Cookie of the network namespace that is not excluded.
     pub id: u64,
-    /// Level of the cgroup: the number of cgroups above it.
+    /// Level of the cgroup: the number of cgroups above it. `u32::MAX`, which no cgroup has, for network namespaces.
     pub level: u32,
-    /// Padding, always 0.
-    pub zero: u32,
+    /// [`EXCLUDED_CGROUP`] or [`EXCLUDED_OTHER_NETNS`].
+    pub kind: u32,
 }
+
+/// Kind of an [`ExcludedCgroup`] that is one.
+pub const EXCLUDED_CGROUP: u32 = 0;
+/// Kind of an [`ExcludedCgroup`] that stands for all network namespaces but one.
+pub const EXCLUDED_OTHER_NETNS: u32 = 1;
 
 /// Bit of an address in [`Settings::filter_v4`] or [`Settings::filter_v6`]. It depends on the first 16 bits of an IPv4
 /// address or the first 64 bits of an IPv6 address, in which the Services of a cluster hardly differ.

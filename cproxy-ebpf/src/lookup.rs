@@ -1,5 +1,6 @@
 //! Lookup of a destination: prefix filter, frontend, set.
 
+use aya_ebpf::programs::SockAddrContext;
 use cproxy_ebpf::{
     Affinity, Flow, FrontendKey, PROTOCOL_ANY, PROTOCOL_UDP, SetId, SetWord, Translation, V4_MAPPED_WORD,
     filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6,
@@ -7,7 +8,7 @@ use cproxy_ebpf::{
 
 use crate::{
     endpoint::Endpoint,
-    exclude::is_excluded,
+    exclude::{EXCLUDED_IN_OTHER_NETNS, NOT_EXCLUDED, exclusion, is_own_netns, netns_cookie},
     maps::{self, FRONTENDS, SETTINGS},
     observe,
     search::cproxy_confirm_backend,
@@ -29,6 +30,8 @@ pub(crate) struct FoundSet {
 const NO_SET: SetId = SetId::MAX;
 /// Id of no set, for an excluded process or port.
 pub(crate) const EXCLUDED: SetId = if observe::IS_ON { NO_SET - 1 } else { NO_SET };
+/// Mark of an id that counts only in the network namespace that is not excluded.
+const FOR_OWN_NETNS: SetId = 1 << 31;
 /// Word of no set: its first slot is beyond the end of `BACKENDS`.
 const NO_WORD: SetWord = SetWord(u64::MAX);
 
@@ -51,16 +54,35 @@ pub(crate) fn passes_filter(destination: &Endpoint) -> bool {
 
 /// Looks up a destination.
 #[inline(always)]
-pub(crate) fn look_up(destination: &Endpoint, protocol: u8) -> FoundSet {
-    if passes_filter(destination) { look_up_unfiltered(destination, protocol) } else { FoundSet::NONE }
+pub(crate) fn look_up(ctx: &SockAddrContext, destination: &Endpoint, protocol: u8) -> FoundSet {
+    if passes_filter(destination) { look_up_unfiltered(ctx, destination, protocol) } else { FoundSet::NONE }
 }
 
 /// Looks up a destination that has passed the filter.
 #[inline(always)]
-pub(crate) fn look_up_unfiltered(destination: &Endpoint, protocol: u8) -> FoundSet {
+pub(crate) fn look_up_unfiltered(ctx: &SockAddrContext, destination: &Endpoint, protocol: u8) -> FoundSet {
     // The epoch is read first: if the table changes during the lookup, the next datagram finds another epoch.
     let epoch = current_epoch();
-    read_set(cproxy_find_set(destination, protocol as u32), epoch)
+    let mut set = cproxy_find_set(destination, protocol as u32);
+    if is_for_own_netns(set) {
+        set = cproxy_set_in_netns(set, netns_cookie(ctx));
+    }
+    read_set(set, epoch)
+}
+
+/// Returns the id of a set that counts only in the network namespace that is not excluded, or [`EXCLUDED`] if this is
+/// the cookie of another one.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_set_in_netns(set: SetId, netns_cookie: u64) -> SetId {
+    if is_own_netns(netns_cookie) { set & !FOR_OWN_NETNS } else { EXCLUDED }
+}
+
+/// True if the id has [`FOR_OWN_NETNS`]. By a shift, of which the verifier learns nothing about the id: it would follow
+/// both branches to the end.
+#[inline(always)]
+fn is_for_own_netns(set: SetId) -> bool {
+    set >> 30 == FOR_OWN_NETNS >> 30
 }
 
 #[inline(always)]
@@ -95,7 +117,9 @@ pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoin
     if flow.epoch == epoch {
         return 1;
     }
-    let set = read_set(cproxy_find_set(vip, PROTOCOL_UDP as u32), epoch);
+    // A socket that has flows is in a network namespace that is not excluded, or was not at that time.
+    let set = cproxy_find_set(vip, PROTOCOL_UDP as u32);
+    let set = read_set(if is_for_own_netns(set) { set & !FOR_OWN_NETNS } else { set }, epoch);
     if set.is_none() || cproxy_confirm_backend(set.word.0, &raw mut flow.translation) == 0 {
         return 0;
     }
@@ -103,7 +127,7 @@ pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoin
     1
 }
 
-/// Returns the id of the destination's set, [`NO_SET`], or [`EXCLUDED`].
+/// Returns the id of the destination's set, perhaps with [`FOR_OWN_NETNS`], [`NO_SET`], or [`EXCLUDED`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_find_set(destination: *const Endpoint, protocol: u32) -> SetId {
@@ -118,9 +142,15 @@ extern "C" fn cproxy_find_set(destination: *const Endpoint, protocol: u32) -> Se
         set = frontends.get_ptr(&key);
     }
     match set {
-        // SAFETY: the helper returned a pointer to a live value of that size.
-        Some(set) if !is_excluded(to.port) => unsafe { set.read_volatile() },
-        Some(_) => EXCLUDED,
+        Some(set) => {
+            // SAFETY: the helper returned a pointer to a live value of that size.
+            let set = unsafe { set.read_volatile() };
+            match exclusion(to.port) {
+                NOT_EXCLUDED => set,
+                EXCLUDED_IN_OTHER_NETNS => set | FOR_OWN_NETNS,
+                _ => EXCLUDED,
+            }
+        }
         None => NO_SET,
     }
 }

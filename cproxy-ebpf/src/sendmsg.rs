@@ -53,7 +53,7 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
             }
             flows::retire(state, index);
         }
-        set = look_up_unfiltered(&destination, PROTOCOL_UDP);
+        set = look_up_unfiltered(ctx, &destination, PROTOCOL_UDP);
     }
     if set.is_none() {
         observe::direct(ctx, Call::Send, PROTOCOL_UDP, &destination, set.id);

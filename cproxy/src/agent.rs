@@ -26,7 +26,7 @@ use std::{io, path::Path, sync::Arc};
 use canary::Canary;
 use cproxy_core::{Event, Exclusions, NodeContext, Store, printable};
 use cproxy_daemon::LogFilter;
-use cproxy_datapath::bpf::{CgroupError, Environment, PinDir, Scope, SocketMark, excluded_cgroup, has_kept};
+use cproxy_datapath::bpf::{Environment, PinDir, Scope, SocketMark, excluded_cgroup, has_kept, netns_cookie};
 use cproxy_network::SocketSetup;
 use cproxy_wire::{self as wire, Configuration, LastContact};
 pub use error::AgentError;
@@ -235,10 +235,12 @@ async fn broker_ended(broker: Option<&Broker>) -> AgentError {
 }
 
 /// Settings of the table. Fails if an excluded cgroup does not exist.
-fn table_settings(config: &Config) -> Result<TableSettings, CgroupError> {
+fn table_settings(config: &Config) -> Result<TableSettings, AgentError> {
     let Config { exclude, balance, terminate_sockets, .. } = config;
     let cgroups = exclude.cgroups.iter().map(|dir| excluded_cgroup(dir)).collect::<Result<_, _>>()?;
-    let exclusions = Exclusions { cgroups, uids: exclude.uids.clone(), ports: exclude.ports.clone() };
+    let netns_others_than = exclude.other_netns.then(netns_cookie).transpose().map_err(AgentError::ExcludeNetns)?;
+    let (uids, ports) = (exclude.uids.clone(), exclude.ports.clone());
+    let exclusions = Exclusions { cgroups, uids, ports, netns_others_than };
     Ok(TableSettings { exclusions, balance: *balance, terminate_sockets: *terminate_sockets })
 }
 

@@ -34,6 +34,8 @@ pub struct Exclude {
     pub uids: Vec<u32>,
     /// Destination ports.
     pub ports: Vec<u16>,
+    /// Other network namespaces than the agent's.
+    pub other_netns: bool,
 }
 
 /// Settings of the programs and of the search for stale sockets.
@@ -174,6 +176,7 @@ impl fmt::Display for Exclude {
         };
         list("cgroups", self.cgroups.iter().map(|dir| dir.display().to_string()).collect())?;
         list("uids", self.uids.iter().map(u32::to_string).collect())?;
-        list("ports", self.ports.iter().map(u16::to_string).collect())
+        list("ports", self.ports.iter().map(u16::to_string).collect())?;
+        if self.other_netns { f.write_str("; left alone: other network namespaces") } else { Ok(()) }
     }
 }

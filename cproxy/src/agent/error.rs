@@ -20,6 +20,9 @@ pub enum AgentError {
     /// An excluded cgroup does not exist.
     #[error("--exclude-cgroup {0}")]
     Exclude(#[from] CgroupError),
+    /// Network namespaces cannot be told apart.
+    #[error("--exclude-netns: the kernel does not tell network namespaces apart (Linux 5.14 does): {0}")]
+    ExcludeNetns(io::Error),
     /// The pin directory cannot be used.
     #[error(transparent)]
     Pins(#[from] PinError),

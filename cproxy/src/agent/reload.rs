@@ -67,7 +67,7 @@ impl Reloader {
     async fn check(&self) -> Result<Checked, String> {
         let (config, changes) = self.config.replaced_by((self.reread)()?);
         let text = |error: AgentError| error.to_string();
-        let table_settings = table_settings(&config).map_err(|error| text(error.into()))?;
+        let table_settings = table_settings(&config).map_err(text)?;
         let api_server = match &config.source {
             ObjectSource::ApiServer(server) => {
                 self.check_sockets(server)?;

@@ -42,6 +42,9 @@ pub(super) struct RunOptions {
     #[arg(long, env = "CPROXY_EXCLUDE_PORT", value_name = "PORT", num_args = 1.., value_delimiter = ',',
           value_parser = parse_port)]
     exclude_port: Vec<u16>,
+    /// Network namespaces in which calls are not translated
+    #[arg(long, env = "CPROXY_EXCLUDE_NETNS", value_name = "NAMESPACES", value_enum, default_value_t)]
+    exclude_netns: ExcludedNetns,
     /// How to choose backends
     #[arg(long, env = "CPROXY_BALANCE", value_name = "METHOD", value_enum, default_value_t)]
     balance: Choice,
@@ -87,6 +90,15 @@ impl From<Choice> for Balance {
             Choice::RoundRobin => Self::RoundRobin,
         }
     }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum ExcludedNetns {
+    /// None
+    #[default]
+    None,
+    /// All but the agent's: containers, and the pods of a cluster in this machine
+    Others,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -195,18 +207,21 @@ fn config(options: RunOptions) -> Result<Config, clap::Error> {
 }
 
 fn exclude(options: &RunOptions) -> Result<Exclude, clap::Error> {
+    let other_netns = options.exclude_netns == ExcludedNetns::Others;
     let counts = [
-        ("--exclude-cgroup", options.exclude_cgroup.len(), EXCLUDED_CGROUPS_MAX),
+        ("--exclude-cgroup", options.exclude_cgroup.len(), EXCLUDED_CGROUPS_MAX - usize::from(other_netns)),
         ("--exclude-uid", options.exclude_uid.len(), EXCLUSIONS_MAX),
         ("--exclude-port", options.exclude_port.len(), EXCLUSIONS_MAX),
     ];
     if let Some((flag, count, most)) = counts.into_iter().find(|(_, count, most)| count > most) {
-        let message = format!("{flag}: {count} values; at most {most} are allowed");
+        let beside = if other_netns && flag == "--exclude-cgroup" { " beside --exclude-netns" } else { "" };
+        let message = format!("{flag}: {count} values; at most {most} are allowed{beside}");
         return Err(clap::Error::raw(ErrorKind::TooManyValues, message));
     }
     Ok(Exclude {
         cgroups: options.exclude_cgroup.clone(),
         uids: options.exclude_uid.clone(),
         ports: options.exclude_port.clone(),
+        other_netns,
     })
 }

@@ -109,7 +109,7 @@ impl Config {
     }
 
     /// Settings beside those of the source, as text.
-    fn settings(&self) -> [(&'static str, Counts, String); 20] {
+    fn settings(&self) -> [(&'static str, Counts, String); 21] {
         let Self {
             enabled,
             source: _,
@@ -157,6 +157,7 @@ impl Config {
             ("--exclude-cgroup", Counts::Now, join(exclude.cgroups.iter().map(|dir| dir.display()))),
             ("--exclude-uid", Counts::Now, join(&exclude.uids)),
             ("--exclude-port", Counts::Now, join(&exclude.ports)),
+            ("--exclude-netns", Counts::Now, if exclude.other_netns { "others" } else { "none" }.to_owned()),
             ("--balance", Counts::Now, balance.to_owned()),
             ("--terminate-sockets", Counts::Now, terminate_sockets.to_owned()),
             ("--service-counters", Counts::AtStart, service_counters.as_str().to_owned()),
@@ -272,6 +273,7 @@ mod tests {
             (changed(|new| new.exclude.cgroups.push("/c".into())), "--exclude-cgroup changed from none to /c"),
             (changed(|new| new.exclude.uids = vec![0, 7]), "--exclude-uid changed from none to 0,7"),
             (changed(|new| new.exclude.ports = vec![53]), "--exclude-port changed from none to 53"),
+            (changed(|new| new.exclude.other_netns = true), "--exclude-netns changed from none to others"),
             (changed(|new| new.balance = Balance::RoundRobin), "--balance changed from random to round-robin"),
             (changed(|new| new.terminate_sockets = Mode::None), "--terminate-sockets changed from udp to none"),
             (changed(|new| new.log_level = Level::DEBUG), "--log-level changed from info to debug"),
@@ -350,6 +352,6 @@ mod tests {
         assert_eq!(row("pin-dir"), ("/pins".to_owned(), "flag".to_owned()), "it counts at the next start");
         assert_eq!(row("balance"), ("round-robin".to_owned(), "/etc/f, line 3".to_owned()));
         assert_eq!(row("run-dir"), ("/run/a".to_owned(), "default".to_owned()));
-        assert_eq!(rows.len(), 23);
+        assert_eq!(rows.len(), 24);
     }
 }

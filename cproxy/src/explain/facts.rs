@@ -87,6 +87,8 @@ pub struct ProcessFacts {
     pub has_excluded_uid: bool,
     /// Whether its cgroup, or one above it, is excluded.
     pub has_excluded_cgroup: bool,
+    /// Whether its network namespace is excluded.
+    pub has_excluded_netns: bool,
     /// Excluded ports.
     pub excluded_ports: Vec<u16>,
 }

@@ -92,6 +92,9 @@ fn obstacle_of(process: &ProcessFacts) -> Option<String> {
     if process.has_excluded_cgroup {
         return Some(format!("the cgroup of {of_process} is excluded (--exclude-cgroup)"));
     }
+    if process.has_excluded_netns {
+        return Some(format!("the network namespace of {of_process} is excluded (--exclude-netns)"));
+    }
     if process.has_excluded_uid {
         return Some(format!("user {} of {of_process} is excluded (--exclude-uid)", process.uid));
     }

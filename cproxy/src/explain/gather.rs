@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, io, path::Path, thread, time::Duration};
 
 use cproxy_core::{Address, Backend, Frontend, KernelSet, KernelTable, Protocol};
 use cproxy_datapath::{
-    bpf::{KernelReader, PinDir, ProcessCgroup, attached, missing_programs, read_exclusions},
+    bpf::{KernelReader, PinDir, ProcessCgroup, attached, missing_programs, netns_cookie, read_exclusions},
     sockets::{self, DirectSocket},
 };
 
@@ -35,7 +35,7 @@ pub fn gather(target: Target, pid: Option<u32>, probes: bool, pins: &PinDir, run
         agent: agent(&target, run_dir),
         kernel: Err(String::new()),
         programs,
-        process: process(pid, pins),
+        process: process(pid, pins, run_dir),
         sockets: Ok(SocketFacts::default()),
         probes: Vec::new(),
         target,
@@ -119,7 +119,18 @@ fn differs(facts: &Facts) -> bool {
     super::findings(facts).iter().any(|finding| finding.name == "table" && finding.state != super::State::Ok)
 }
 
-fn process(pid: Option<u32>, pins: &PinDir) -> Result<ProcessFacts, String> {
+/// Whether the process is in another network namespace than that with this cookie, which was the agent's.
+fn is_in_other_netns(pid: Option<u32>, own: u64, run_dir: &Path) -> bool {
+    if has_own_network(pid) {
+        return netns_cookie().is_ok_and(|cookie| cookie != own);
+    }
+    let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+    let agent = run_dir::agent(run_dir).ok().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    let (Some(process), Some(agent)) = (pid.and_then(namespace), agent.and_then(namespace)) else { return false };
+    process != agent
+}
+
+fn process(pid: Option<u32>, pins: &PinDir, run_dir: &Path) -> Result<ProcessFacts, String> {
     let name = pid.map_or_else(|| "self".to_owned(), |pid| pid.to_string());
     let status = fs::read_to_string(format!("/proc/{name}/status"))
         .map_err(|error| format!("process {name} cannot be read: {error}"))?;
@@ -142,6 +153,7 @@ fn process(pid: Option<u32>, pins: &PinDir) -> Result<ProcessFacts, String> {
         missing_programs: missing.unwrap_or_default(),
         has_excluded_uid: exclusions.uids.contains(&uid),
         has_excluded_cgroup: exclusions.cgroups.iter().any(|cgroup| ids.contains(&cgroup.id)),
+        has_excluded_netns: exclusions.netns_others_than.is_some_and(|own| is_in_other_netns(pid, own, run_dir)),
         excluded_ports: exclusions.ports,
         cgroup: cgroup.map(|cgroup| cgroup.dir),
     })

@@ -191,6 +191,8 @@ pub struct Exclusions {
     pub uids: Vec<u32>,
     /// Destinations with these ports.
     pub ports: Vec<u16>,
+    /// Sockets in other network namespaces than that with this cookie, if there is one.
+    pub netns_others_than: Option<u64>,
 }
 
 /// cgroup that is left alone.

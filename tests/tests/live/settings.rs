@@ -4,10 +4,11 @@
 
 use std::{
     io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::unix::{fs::MetadataExt, net::UnixStream},
     path::Path,
     process::Command,
+    time::Duration,
 };
 
 use cproxy_core::Filter;
@@ -17,7 +18,7 @@ use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice, http_service},
     process::{self, Agent, Signal, cproxy},
     sandbox::{Placement, Sandbox},
-    world::{PORT, SYNC, TCP, World, counters, rows, serve_pod_and_vip, start_agent, start_agent_with},
+    world::{PORT, SYNC, TCP, UDP, World, counters, rows, serve_pod_and_vip, start_agent, start_agent_with},
 };
 use serde_json::{Value, json};
 
@@ -87,6 +88,46 @@ fn cgroups_are_left_alone_with_all_below_them() {
     }
 }
 
+/// Containers, and pods of a cluster in the machine whose Services have the same addresses.
+#[test]
+fn other_network_namespaces_are_left_alone() {
+    let sandbox = Sandbox::for_test();
+    let _servers = serve(&sandbox);
+    manifest::write(
+        &sandbox.manifest_dir(),
+        "web.json",
+        [
+            Service::new("web").cluster_ips([VIP]).tcp("http", 80, TCP).udp("dns", 80, UDP).into(),
+            Slice::v4("web").tcp("http", TCP).udp("dns", UDP).ready([POD]).into(),
+        ],
+    );
+    let inner = sandbox.neighbour([VIP]);
+    let (tcp, udp) = inner.run(|| (TcpListener::bind((VIP, 80)).unwrap(), UdpSocket::bind((VIP, 80)).unwrap()));
+    tcp.set_nonblocking(true).unwrap();
+    udp.set_read_timeout(Some(SYNC)).unwrap();
+    // Calls of the inner cluster that reach its own Service.
+    let reached = || {
+        inner.run(|| {
+            let client = || UdpSocket::bind("0.0.0.0:0").unwrap();
+            let stream = TcpStream::connect_timeout(&at(VIP, 80), Duration::from_secs(2));
+            let accepted = stream.is_ok() && tcp.accept().is_ok();
+            let unconnected = client();
+            let is_sent = unconnected.send_to(b"?", at(VIP, 80)).is_ok();
+            let connected = client();
+            connected.connect(at(VIP, 80)).ok();
+            let is_there = connected.peer_addr().is_ok() && connected.send(b"?").is_ok();
+            [accepted, is_sent && udp.recv(&mut [0; 8]).is_ok(), is_there && udp.recv(&mut [0; 8]).is_ok()]
+        })
+    };
+    let mut agent = start_agent_with(&sandbox, ["--exclude-netns", "others"]);
+    assert_eq!(reached(), [true; 3]);
+    assert_eq!(ask(at(VIP, 80)), "pod", "in the agent's namespace");
+    agent.stop();
+    udp.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    let _agent = start_agent(&sandbox);
+    assert_eq!(reached(), [false; 3], "they go to the outer cluster's pods");
+}
+
 #[test]
 fn wrong_exclusions_are_named_before_anything_is_attached() {
     let sandbox = Sandbox::for_test();
@@ -99,6 +140,7 @@ fn wrong_exclusions_are_named_before_anything_is_attached() {
         ("--exclude-port", "0", 2, "--exclude-port"),
         ("--exclude-uid", "4294967295", 2, "--exclude-uid"),
         ("--exclude-uid", &many, 2, "--exclude-uid: 9 values; at most 8"),
+        ("--exclude-netns", "mine", 2, "--exclude-netns"),
     ] {
         let output = cproxy(&sandbox, &["run", "--manifests", &manifests, flag, value]);
         assert_eq!(output.code, code, "{flag} {value}: {output:?}");

@@ -2,13 +2,18 @@
 
 use std::{
     fs, io,
+    os::fd::AsRawFd as _,
     path::{Path, PathBuf},
+    ptr,
 };
 
 use cproxy_core::{ExcludedCgroup, Exclusions};
-use cproxy_ebpf::Settings;
+use cproxy_ebpf::{EXCLUDED_CGROUP, EXCLUDED_OTHER_NETNS, Settings};
 use cproxy_mountinfo as mountinfo;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstatfs, statx};
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstatfs, statx},
+    net::{AddressFamily, SocketType},
+};
 
 use super::{
     cgroups::{CGROUP2_SUPER_MAGIC, cgroup_id, in_initial_namespace, is_root},
@@ -63,6 +68,20 @@ pub fn excluded_cgroup(dir: &Path) -> Result<ExcludedCgroup, CgroupError> {
     Ok(ExcludedCgroup { id: cgroup_id(&path).map_err(failed)?, level: above + depth(below) })
 }
 
+/// Cookie of the calling thread's network namespace, as the programs know it.
+///
+/// # Errors
+/// The kernel has none (Linux 5.14).
+pub fn netns_cookie() -> io::Result<u64> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    let (mut cookie, mut length) = (0u64, size_of::<u64>() as libc::socklen_t);
+    let (value, descriptor) = (ptr::from_mut(&mut cookie).cast(), socket.as_raw_fd());
+    // SAFETY: the pointer and the length are those of a live integer.
+    let result =
+        unsafe { libc::getsockopt(descriptor, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, value, &raw mut length) };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Exclusions that the programs follow.
 ///
 /// # Errors
@@ -77,15 +96,17 @@ fn exclusions_in(settings: &Settings) -> Exclusions {
         if count == 0 { &[] } else { places }
     }
     let cgroups = used(settings.excluded_cgroup_count, &settings.excluded_cgroups).iter();
+    let netns = cgroups.clone().find(|cgroup| cgroup.kind == EXCLUDED_OTHER_NETNS);
     let uids = used(settings.excluded_uid_count, &settings.excluded_uids).iter().copied();
     let ports = used(settings.excluded_port_count, &settings.excluded_ports).iter().map(|port| u16::from_be(*port));
     Exclusions {
         cgroups: cgroups
-            .filter(|cgroup| cgroup.id != u64::MAX)
+            .filter(|cgroup| cgroup.kind == EXCLUDED_CGROUP && cgroup.id != u64::MAX)
             .map(|cgroup| ExcludedCgroup { id: cgroup.id, level: cgroup.level })
             .collect(),
         uids: uids.filter(|uid| *uid != u32::MAX).collect(),
         ports: ports.filter(|port| *port != 0).collect(),
+        netns_others_than: netns.map(|netns| netns.id),
     }
 }
 

@@ -11,9 +11,10 @@ use cproxy_core::{
     Address, Backend, Balance, Capacity, ExcludedCgroup, Exclusions, Family, Frontend, Limits, Members, Op, Reserve,
 };
 use cproxy_ebpf::{
-    Affinity as AffinityWord, BACKENDS_MAX, BACKENDS_MIN, Backend as BackendSlot, ExcludedCgroup as CgroupSlot,
-    FRONTENDS_MAX, FRONTENDS_MIN, FrontendKey, OWN_ADDRESS_V4, OWN_ADDRESS_V6, OwnAddress, SET_BACKENDS_MAX,
-    SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN, Set, SetId, SetWord, Settings, filter_bit,
+    Affinity as AffinityWord, BACKENDS_MAX, BACKENDS_MIN, Backend as BackendSlot, EXCLUDED_CGROUP,
+    EXCLUDED_OTHER_NETNS, ExcludedCgroup as CgroupSlot, FRONTENDS_MAX, FRONTENDS_MIN, FrontendKey, OWN_ADDRESS_V4,
+    OWN_ADDRESS_V6, OwnAddress, SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN, Set, SetId, SetWord, Settings,
+    filter_bit,
 };
 
 use super::{
@@ -366,10 +367,11 @@ fn words(settings: Settings) -> [u64; size_of::<Settings>() / size_of::<u64>()] 
 /// The settings with these exclusions. There are no more than there are places; unused places match no process and no
 /// port.
 fn with_exclusions(settings: Settings, exclusions: &Exclusions) -> Settings {
-    let slot = |cgroup: &ExcludedCgroup| CgroupSlot { id: cgroup.id, level: cgroup.level, zero: 0 };
-    let no_cgroup = CgroupSlot { id: u64::MAX, level: 0, zero: 0 };
+    let slot = |cgroup: &ExcludedCgroup| CgroupSlot { id: cgroup.id, level: cgroup.level, kind: EXCLUDED_CGROUP };
+    let no_cgroup = CgroupSlot { id: u64::MAX, level: 0, kind: EXCLUDED_CGROUP };
+    let netns = exclusions.netns_others_than.map(|id| CgroupSlot { id, level: u32::MAX, kind: EXCLUDED_OTHER_NETNS });
     let (excluded_cgroup_count, excluded_cgroups) =
-        replaced(settings.excluded_cgroups, no_cgroup, exclusions.cgroups.iter().map(slot));
+        replaced(settings.excluded_cgroups, no_cgroup, exclusions.cgroups.iter().map(slot).chain(netns));
     let (excluded_uid_count, excluded_uids) =
         replaced(settings.excluded_uids, u32::MAX, exclusions.uids.iter().copied());
     let (excluded_port_count, excluded_ports) =
@@ -444,15 +446,15 @@ mod tests {
         // SAFETY: integers only.
         let before = Settings { seed: 7, filter_v4: 8, excluded_uid_count: 9, ..unsafe { std::mem::zeroed() } };
         let cgroups = vec![ExcludedCgroup { id: 5, level: 2 }];
-        let after = with_exclusions(before, &Exclusions { cgroups, uids: Vec::new(), ports: vec![80, 443] });
+        let after = with_exclusions(before, &Exclusions { cgroups, ports: vec![80, 443], ..Exclusions::default() });
         assert_eq!((after.seed, after.filter_v4), (7, 8));
         assert_eq!((after.excluded_cgroup_count, after.excluded_uid_count, after.excluded_port_count), (1, 0, 2));
-        assert_eq!(after.excluded_cgroups[0], CgroupSlot { id: 5, level: 2, zero: 0 });
+        assert_eq!(after.excluded_cgroups[0], CgroupSlot { id: 5, level: 2, kind: 0 });
         assert_eq!(after.excluded_cgroups[1].id, u64::MAX);
         assert_eq!(after.excluded_uids, [u32::MAX; cproxy_ebpf::EXCLUSIONS_MAX]);
         assert_eq!(after.excluded_ports[..3], [80u16.to_be(), 443u16.to_be(), 0]);
         let after =
-            with_exclusions(after, &Exclusions { cgroups: Vec::new(), uids: vec![7, 0], ports: vec![53, 443, 54] });
+            with_exclusions(after, &Exclusions { uids: vec![7, 0], ports: vec![53, 443, 54], ..Exclusions::default() });
         assert_eq!((after.excluded_cgroup_count, after.excluded_uid_count, after.excluded_port_count), (0, 2, 3));
         assert_eq!(after.excluded_uids[..3], [7, 0, u32::MAX]);
         assert_eq!(after.excluded_ports[..4], [53u16.to_be(), 443u16.to_be(), 54u16.to_be(), 0], "443 stays in place");
