@@ -13,10 +13,11 @@ use std::{
 
 use cproxy_tests::{
     control_plane::{ControlPlane, NODE},
+    echo,
     manifest::{self, Endpoint, Service},
-    process::{Agent, cproxy_binary},
+    process::{Agent, cproxy_binary, eventually},
     sandbox::{Netns, Sandbox},
-    world::{Form, Host, PORT, TCP, UDP, cluster_ip, slices_with},
+    world::{Form, Host, PORT, TCP, UDP, cluster_ip, has_pods, pod, pod_name, rows, slices_with},
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
@@ -25,6 +26,7 @@ use crate::{
     cluster::{NODE_IPS, PATIENCE, add_node},
     frontends::{Frontend, Outcome},
     proxy::KubeProxy,
+    ruleset::Ruleset,
     walk,
 };
 
@@ -35,6 +37,7 @@ const LINK: Host = Host::new([10, 244, 255, 1], [0xfd00, 0x10, 0x244, 0, 0, 0, 0
 const EMPTY: u8 = 201;
 const TCP_ONLY: u8 = 202;
 const ELSEWHERE: u8 = 203;
+const MOVES: u8 = 204;
 
 /// A pod of `TCP_ONLY` and `ELSEWHERE`, on another node. Nothing is sent to it.
 const OTHER_POD: u8 = 77;
@@ -118,6 +121,7 @@ fn outcome<T>(result: io::Result<T>, describe: impl FnOnce(T) -> String) -> Stri
         Ok(value) => describe(value),
         Err(error) => match error.raw_os_error() {
             Some(libc::EAGAIN) => "silence".to_owned(),
+            Some(libc::EDESTADDRREQ) => "EDESTADDRREQ".to_owned(),
             Some(libc::ECONNREFUSED) => "ECONNREFUSED".to_owned(),
             Some(libc::ENOTCONN) => "ENOTCONN".to_owned(),
             _ => error.to_string(),
@@ -233,6 +237,81 @@ fn wait_for_rules(kube_proxy: &mut KubeProxy<'_>) {
         let frontends = walk::frontends(ruleset);
         at(TCP_ONLY, "TCP").iter().all(|frontend| frontends.contains(frontend)) && expected.iter().all(has)
     });
+}
+
+/// The Service `moves` with this pod alone.
+fn moving(number: u8) -> [Value; 3] {
+    let service = Service::new("moves").cluster_ips(cluster_ip(MOVES).addresses()).udp("udp", PORT, UDP);
+    let [v4, v6] = slices_with("moves", |slice| slice.udp("udp", UDP), [number], |_, address| Endpoint::ready(address));
+    [service.into(), v4, v6]
+}
+
+/// Outcomes on a connected socket while the only endpoint of its Service is replaced: the answer to its first question,
+/// the first outcome afterwards that is no silence, and the answer after another `connect()`.
+fn meet_replacement(form: Form, replace: impl FnOnce()) -> [String; 3] {
+    let socket = UdpSocket::bind(form.wildcard()).unwrap();
+    let vip = form.address(cluster_ip(MOVES), PORT);
+    socket.set_read_timeout(Some(SILENCE)).unwrap();
+    socket.connect(vip).unwrap();
+    let ask = || match echo::ask_peer(&socket) {
+        Ok(name) => name,
+        Err(error) => outcome(Err::<(), _>(error), |()| String::new()),
+    };
+    let before = ask();
+    replace();
+    let after = eventually(PATIENCE, "the socket meets something", || match ask() {
+        silence if silence == "silence" || silence == before => Err(silence),
+        other => Ok(other),
+    });
+    // Its closing is reported once more.
+    socket.take_error().unwrap();
+    socket.connect(vip).unwrap();
+    [before, after, ask()]
+}
+
+/// kube-proxy translates each packet, and forgets a flow when its endpoint goes. cproxy translates `connect()` alone.
+#[test]
+fn a_connected_socket_follows_its_service_behind_kube_proxy_and_is_closed_by_cproxy() {
+    let sandbox = Sandbox::for_test();
+    sandbox.add_addresses(NODE_IPS);
+    sandbox.add_addresses([1, 2].into_iter().flat_map(|number| pod(number).addresses()));
+    let servers = [1, 2].into_iter().flat_map(|number| pod(number).addresses().map(|address| (number, address)));
+    let _servers: Vec<_> =
+        servers.map(|(number, address)| echo::udp(&sandbox, (address, UDP), &pod_name(number))).collect();
+    let mut control_plane = ControlPlane::shared(&sandbox);
+    add_node(&control_plane);
+    let pod_netns = start_pod(&sandbox);
+    let mut kube_proxy = KubeProxy::start(&sandbox, &control_plane);
+    let leads_to = |ruleset: &Ruleset, number: u8| {
+        cluster_ip(MOVES).addresses().into_iter().zip(pod(number).addresses()).all(|(ip, backend)| {
+            let frontend = Frontend { protocol: "UDP".to_owned(), address: (ip, PORT).into() };
+            let backends = [SocketAddr::new(backend, UDP)].into();
+            walk::frontends(ruleset).contains(&frontend)
+                && walk::outcome(ruleset, &frontend) == Some(Outcome::Forward { backends, affinity: None })
+        })
+    };
+    for form in Form::ALL {
+        control_plane.apply(moving(1));
+        kube_proxy.wait_ruleset(PATIENCE, |ruleset| leads_to(ruleset, 1));
+        let met = pod_netns.run(|| meet_replacement(form, || control_plane.apply(moving(2))));
+        assert_eq!(met, ["pod-1", "pod-2", "pod-2"], "{form:?}, behind kube-proxy");
+    }
+    let write = |number| drop(manifest::write(&sandbox.manifest_dir(), "all.json", moving(number)));
+    write(1);
+    let agent = Agent::new(&sandbox).binary(cproxy_in(&sandbox, &pod_netns)).manifests(sandbox.manifest_dir());
+    let mut agent = agent.start();
+    agent.wait_ready(PATIENCE);
+    for form in Form::ALL {
+        write(1);
+        eventually(PATIENCE, "the table follows", || {
+            let rows = rows(&sandbox, "services");
+            let is_so = rows.len() == 2 && rows.iter().all(|row| has_pods(row, &[1]));
+            if is_so { Ok(()) } else { Err(format!("{rows:?}")) }
+        });
+        let met = pod_netns.run(|| meet_replacement(form, || write(2)));
+        assert_eq!(met, ["pod-1", "EDESTADDRREQ", "pod-2"], "{form:?}, with cproxy");
+    }
+    control_plane.discard();
 }
 
 #[test]

@@ -6,13 +6,14 @@
 use std::{
     collections::BTreeSet,
     io,
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream, UdpSocket},
     os::{
         fd::{AsFd, OwnedFd},
         unix::thread::JoinHandleExt,
     },
     process::Command,
     thread,
+    time::Duration,
 };
 
 use aya::maps::{Array, MapData};
@@ -23,8 +24,8 @@ use cproxy_tests::{
     process::{self, Agent, Daemon, cproxy, eventually},
     sandbox::{Placement, Sandbox},
     world::{
-        Form, OWN_ADDRESSES, PORT, SYNC, TCP, WEB, World, pod, pod_name, rows, serve_pods, start_agent,
-        start_agent_with, web, web_with,
+        Form, OWN_ADDRESSES, PORT, SYNC, TCP, UDP, WEB, World, cluster_ip, pod, pod_name, rows, serve_pods,
+        start_agent, start_agent_with, web, web_with,
     },
 };
 use nix::sys::{
@@ -174,6 +175,45 @@ fn mptcp_is_tcp() {
     live.set_pods([]);
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, Some(MPTCP)).unwrap();
     assert_eq!(rustix::net::connect(&socket, &vips(80)[0].1), Err(rustix::io::Errno::CONNREFUSED));
+}
+
+/// The kernel tells connections apart by the endpoint's address, not by the ClusterIP (docs/semantics.md).
+#[test]
+fn two_services_with_one_pod_share_the_source_ports() {
+    let sandbox = Sandbox::for_test();
+    let _servers = serve_pods(&sandbox, 1..=1);
+    let vips = [10, 11].map(|number| SocketAddr::new(cluster_ip(number).v4.into(), PORT));
+    let objects = ["one", "two"].into_iter().zip([10, 11]).flat_map(|(name, number)| {
+        let service = Service::new(name).cluster_ips([cluster_ip(number).v4]).tcp("http", PORT, TCP);
+        let slice = Slice::v4(name).tcp("http", TCP).udp("dns", UDP).ready([pod(1).v4]);
+        [Value::from(service.udp("dns", PORT, UDP)), slice.into()]
+    });
+    manifest::write(&sandbox.manifest_dir(), "two.json", objects);
+    let _agent = start_agent(&sandbox);
+    let bound = |kind, from: SocketAddr| {
+        let socket = rustix::net::socket(AddressFamily::INET, kind, None).unwrap();
+        sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        sockopt::set_socket_reuseport(&socket, true).unwrap();
+        rustix::net::bind(&socket, &from).unwrap();
+        socket
+    };
+    let from: SocketAddr = "0.0.0.0:4711".parse().unwrap();
+    let [first, second] = vips.map(|vip| {
+        let socket = bound(SocketType::STREAM, from);
+        (rustix::net::connect(&socket, &vip), socket)
+    });
+    assert_eq!((first.0, second.0), (Ok(()), Err(rustix::io::Errno::ADDRNOTAVAIL)));
+    let [first, second] = vips.map(|vip| {
+        let socket = UdpSocket::from(bound(SocketType::DGRAM, from));
+        socket.connect(vip).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        socket
+    });
+    let received = [&first, &second].map(|asking| {
+        asking.send(b"?").unwrap();
+        [&first, &second].map(|socket| socket.recv(&mut [0; 64]).is_ok())
+    });
+    assert_eq!(received[0], received[1], "one of the two gets all answers");
 }
 
 #[test]
