@@ -67,7 +67,11 @@ impl SimulatedMaps {
             Op::ResizeSets(capacity) => self.sets.resize(*capacity as usize, EMPTY_SET),
             Op::ResizeBackends(capacity) => self.backends.resize(*capacity as usize, EMPTY_SLOT),
             Op::RaiseEpoch | Op::Drain => {}
-            Op::SetSeed(_) | Op::SetBalance(_) | Op::SetExclusions(_) | Op::FreeTcpPlaces(_) => {
+            Op::SetSeed(_)
+            | Op::SetBalance(_)
+            | Op::SetExclusions(_)
+            | Op::SetOwnAddresses(_)
+            | Op::FreeTcpPlaces(_) => {
                 panic!("{op:?} is not planned")
             }
         }
@@ -168,7 +172,7 @@ impl TableMaps for SimulatedMaps {
             excluded_uid_count: 0,
             excluded_port_count: 0,
             epoch: 0,
-            excluded_cgroups: [ExcludedCgroup { id: 0, level: 0, zero: 0 }; EXCLUDED_CGROUPS_MAX],
+            excluded_cgroups: [ExcludedCgroup { id: 0, level: 0, kind: 0 }; EXCLUDED_CGROUPS_MAX],
             excluded_uids: [0; EXCLUSIONS_MAX],
             excluded_ports: [0; EXCLUSIONS_MAX],
         })
