@@ -147,7 +147,8 @@ impl SocketTerminator {
         let left_before = self.gauges.left.swap(left, Ordering::Relaxed);
         let unseen_before = self.gauges.unseen.swap(unseen.into(), Ordering::Relaxed);
         if closed != 0 {
-            tracing::info!(name: "sockets_closed", "closed {closed} sockets whose backends no longer serve");
+            let sockets = if closed == 1 { "socket" } else { "sockets" };
+            tracing::info!(name: "sockets_closed", "closed {closed} stale {sockets}");
         }
         if unseen_before != u64::from(unseen) {
             tracing::debug!(
@@ -157,7 +158,7 @@ impl SocketTerminator {
         if left != left_before && left != 0 {
             tracing::warn!(
                 name: "sockets_left",
-                "{left} sockets whose backends no longer serve are left open: see `cproxy check`"
+                "{left} stale sockets are left open: see `cproxy check`"
             );
         }
     }

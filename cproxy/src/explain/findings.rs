@@ -242,12 +242,16 @@ fn sockets(facts: &Facts) -> Vec<Finding> {
     };
     let mut all = Vec::new();
     let count = |state: &str| translated.iter().filter(|socket| socket.state == state).count();
-    let (open, stale) = (translated.len(), count("stale"));
+    let (open, stale, refused) = (translated.len(), count("stale"), count("refused"));
     if open != 0 {
-        let stale_text =
-            if stale == 0 { String::new() } else { format!(", {stale} of them to backends that have left") };
+        let stale_text = if stale == 0 {
+            String::new()
+        } else {
+            format!(", {stale} of them stale: their backends have left, or they were refused before there was one")
+        };
+        let refused_text = if refused == 0 { String::new() } else { format!(", {refused} of them refused") };
         let state = if stale == 0 { State::Ok } else { State::Degraded };
-        all.push(finding(state, "sockets", format!("{open} connected{stale_text}")));
+        all.push(finding(state, "sockets", format!("{open} connected{stale_text}{refused_text}")));
     }
     let mut silent = BTreeMap::<String, Vec<&SocketRow>>::new();
     for socket in translated.iter().filter(|socket| socket.retransmits >= RETRANSMITS_MIN) {

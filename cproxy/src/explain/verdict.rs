@@ -131,8 +131,8 @@ fn with_doubts(facts: &Facts, row: &FrontendRow, reason: String) -> (bool, Strin
     }
 }
 
-/// Errors of connected UDP sockets whose calls are refused or dropped.
-const CONNECTED: &str = "connected sockets are refused by their first datagram";
+/// Error of connected UDP sockets whose calls are refused or dropped.
+const CONNECTED: &str = "on a connected socket, the call after a datagram fails with ECONNREFUSED";
 
 /// Outcome of a call to a frontend in the kernel.
 fn of_row(row: &FrontendRow, service: Option<(&ServiceReport, &FrontendRow)>) -> (Outcome, String) {

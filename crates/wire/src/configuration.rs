@@ -307,9 +307,7 @@ fn identity(user: &AuthInfo) -> Result<Option<Identity>, String> {
 /// Inline data in base64, or the content of a file.
 fn load(data: Option<&str>, path: Option<&str>, name: &str) -> Result<Option<Vec<u8>>, String> {
     match (data.filter(|data| !data.is_empty()), path) {
-        (Some(data), _) => {
-            BASE64_STANDARD.decode(data).map(Some).map_err(|error| format!("{name}-data of its user: {error}"))
-        }
+        (Some(data), _) => kubeconfig::decode_base64(data, &format!("{name}-data of its user")).map(Some),
         (None, Some(path)) => file::read(Path::new(path), FILE_BYTES_MAX)
             .map(Some)
             .map_err(|error| format!("{name} {path} of its user: {error}")),
@@ -410,7 +408,7 @@ mod tests {
         let key = || Some("k".to_owned());
         assert!(error(AuthInfo { client_key: key(), ..AuthInfo::default() }).starts_with("client-key k of its user: "));
         let data = AuthInfo { client_certificate_data: Some("?".to_owned()), ..AuthInfo::default() };
-        assert!(error(data).starts_with("client-certificate-data of its user: "));
+        assert!(error(data).starts_with("client-certificate-data of its user is not base64: "));
         let half = AuthInfo { client_certificate_data: Some("YQ==".to_owned()), ..AuthInfo::default() };
         assert_eq!(error(half), "its user has a client-certificate without a client-key");
         assert!(secret_header("Bearer a\nb").unwrap_err().contains("line feed"));

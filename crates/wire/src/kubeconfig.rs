@@ -4,6 +4,7 @@
 
 use std::{fs, path::Path};
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use kube::{
     Config,
     config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext},
@@ -49,12 +50,21 @@ pub(super) async fn read(path: &Path) -> Result<Read, String> {
         let checked = file::check(Path::new(authority), FILE_BYTES_MAX);
         checked.map_err(|error| format!("certificate-authority {authority} of its cluster: {error}"))?;
     }
+    if let Some(data) = &cluster.certificate_authority_data {
+        decode_base64(data, "certificate-authority-data of its cluster")?;
+    }
     let authorities_from = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
         (Some(_), _) => Some(format!("certificate-authority-data of {}", path.display())),
         (None, Some(file)) => Some(format!("certificate-authority {file}")),
         (None, None) => None,
     };
     Ok(Read { config: build(cluster, user).await?, authorities_from })
+}
+
+/// Bytes of a field in base64.
+pub(super) fn decode_base64(data: &str, field: &str) -> Result<Vec<u8>, String> {
+    let decoded = BASE64_STANDARD.decode(data);
+    decoded.map_err(|error| format!("{field} is not base64: {error} (`base64 -w0 FILE` makes it)"))
 }
 
 /// Text of a file in UTF-8 or, with a byte order mark, in UTF-16, as some shells write it.

@@ -60,7 +60,10 @@ impl TlsMaterial {
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider.clone())))
             }
             Some(certificates) => {
-                let verifier = ClusterVerifier::new(certificates, provider.clone())?;
+                let verifier = ClusterVerifier::new(certificates, provider.clone());
+                let verifier = verifier.map_err(|error| {
+                    format!("{}: {error}", self.authorities_from.as_deref().unwrap_or("certificate authority"))
+                })?;
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
             }
             None => builder.with_platform_verifier().map_err(|error| format!("the system's authorities: {error}"))?,
@@ -149,17 +152,14 @@ impl ClusterVerifier {
     fn new(certificates: &[Vec<u8>], provider: Arc<CryptoProvider>) -> Result<Self, String> {
         let mut store = RootCertStore::empty();
         let trusted: Vec<_> = certificates.iter().map(|der| CertificateDer::from(der.clone())).collect();
-        let mut failure = "it has no certificate in PEM".to_owned();
-        for certificate in &trusted {
-            if let Err(error) = store.add(certificate.clone()) {
-                failure = error.to_string();
-            }
-        }
-        if store.is_empty() {
-            return Err(format!("certificate authority: {failure}"));
+        let (added, _) = store.add_parsable_certificates(trusted.iter().cloned());
+        if added == 0 {
+            let what =
+                if trusted.is_empty() { "it has no certificate in PEM" } else { "no certificate of it can be read" };
+            return Err(format!("{what}: put the API server's authority there"));
         }
         let by_authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider).build();
-        Ok(Self { by_authorities: by_authorities.map_err(|error| format!("certificate authority: {error}"))?, trusted })
+        Ok(Self { by_authorities: by_authorities.map_err(|error| error.to_string())?, trusted })
     }
 }
 
@@ -280,8 +280,11 @@ mod tests {
             authorities: Some(certificates.iter().map(|der| der.to_vec()).collect()),
             ..TlsMaterial::default()
         };
-        assert_eq!(error(authorities(&[])), "certificate authority: it has no certificate in PEM");
-        assert!(error(authorities(&[b"x"])).starts_with("certificate authority: "));
+        let remedy = "put the API server's authority there";
+        let of_none = format!("certificate authority: it has no certificate in PEM: {remedy}");
+        assert_eq!(error(authorities(&[])), of_none);
+        let of_broken = format!("certificate authority: no certificate of it can be read: {remedy}");
+        assert_eq!(error(authorities(&[b"x"])), of_broken);
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         let identity = |certificate: &str, key: &str| TlsMaterial {
             identity: Some(Identity { certificate: certificate.into(), key: key.into() }),
