@@ -72,6 +72,10 @@ impl TablePlanner {
         if batch.raises_epoch {
             batch.ops.push(Op::RaiseEpoch);
         }
+        if !unclaimed.is_empty() {
+            // All its ports refused datagrams.
+            self.retired.add(Protocol::Udp, [Backend::NOBODY]);
+        }
         for address in unclaimed {
             batch.ops.push(Op::DeleteAddress(address));
             self.claims.cluster_ips.unset_written(address);
