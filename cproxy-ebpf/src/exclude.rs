@@ -65,6 +65,19 @@ pub(crate) fn netns_cookie(ctx: &SockAddrContext) -> u64 {
     unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) }
 }
 
+/// True if the socket's network namespace is not excluded.
+#[inline(always)]
+pub(crate) fn is_in_own_netns(ctx: &SockAddrContext) -> bool {
+    cproxy_is_own_netns(netns_cookie(ctx)) != 0
+}
+
+/// Returns 1 if the network namespace with this cookie is not excluded.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_is_own_netns(cookie: u64) -> u32 {
+    is_own_netns(cookie) as u32
+}
+
 /// True if the network namespace with this cookie is not excluded.
 #[inline(always)]
 pub(crate) fn is_own_netns(cookie: u64) -> bool {

@@ -32,6 +32,8 @@ const NO_SET: SetId = SetId::MAX;
 pub(crate) const EXCLUDED: SetId = if observe::IS_ON { NO_SET - 1 } else { NO_SET };
 /// Mark of an id that counts only in the network namespace that is not excluded.
 const FOR_OWN_NETNS: SetId = 1 << 31;
+/// Result of [`cproxy_flow_serves`]: the backend serves sockets of the network namespace that is not excluded.
+pub(crate) const SERVES_OWN_NETNS: u32 = 2;
 /// Word of no set: its first slot is beyond the end of `BACKENDS`.
 const NO_WORD: SetWord = SetWord(u64::MAX);
 
@@ -106,8 +108,8 @@ fn read_set(set: SetId, epoch: u32) -> FoundSet {
     }
 }
 
-/// Returns 1 if the flow's backend still serves the VIP. It is looked up again only in a new epoch, that is after
-/// backends or frontends have gone.
+/// Returns 1 if the flow's backend still serves the VIP, or [`SERVES_OWN_NETNS`]. It is looked up again only in a new
+/// epoch, that is after backends or frontends have gone.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoint) -> u32 {
@@ -117,14 +119,14 @@ pub(crate) extern "C" fn cproxy_flow_serves(flow: *mut Flow, vip: *const Endpoin
     if flow.epoch == epoch {
         return 1;
     }
-    // A socket that has flows is in a network namespace that is not excluded, or was not at that time.
     let set = cproxy_find_set(vip, PROTOCOL_UDP as u32);
-    let set = read_set(if is_for_own_netns(set) { set & !FOR_OWN_NETNS } else { set }, epoch);
+    let is_for_own = is_for_own_netns(set);
+    let set = read_set(if is_for_own { set & !FOR_OWN_NETNS } else { set }, epoch);
     if set.is_none() || cproxy_confirm_backend(set.word.0, &raw mut flow.translation) == 0 {
         return 0;
     }
     flow.epoch = epoch;
-    1
+    1 + is_for_own as u32
 }
 
 /// Returns the id of the destination's set, perhaps with [`FOR_OWN_NETNS`], [`NO_SET`], or [`EXCLUDED`].

@@ -13,8 +13,9 @@ use cproxy_ebpf::{
 
 use crate::{
     endpoint::Endpoint,
+    exclude::is_in_own_netns,
     flows,
-    lookup::{FoundSet, cproxy_flow_serves, look_up_unfiltered, passes_filter},
+    lookup::{FoundSet, SERVES_OWN_NETNS, cproxy_flow_serves, look_up_unfiltered, passes_filter},
     maps::{backend, count},
     observe,
     peer::{self, is_agents, vip_is},
@@ -46,7 +47,8 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
         if let Some(state) = flows::udp_state(ctx)
             && let Some((index, flow)) = flows::find_by_vip(state, &destination)
         {
-            if cproxy_flow_serves(flow, &destination) != 0 {
+            let serves = cproxy_flow_serves(flow, &destination);
+            if serves == 1 || serves == SERVES_OWN_NETNS && is_in_own_netns(ctx) {
                 rewrite::<F>(ctx, &flow.translation.backend, flow.translation.backend_port);
                 flows::record_use(state, index);
                 return ALLOW;

@@ -124,6 +124,10 @@ fn is_in_other_netns(pid: Option<u32>, own: u64, run_dir: &Path) -> bool {
     if has_own_network(pid) {
         return netns_cookie().is_ok_and(|cookie| cookie != own);
     }
+    // The process is in another namespace than this one.
+    if netns_cookie().is_ok_and(|cookie| cookie == own) {
+        return true;
+    }
     let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     let agent = run_dir::agent(run_dir).ok().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     let (Some(process), Some(agent)) = (pid.and_then(namespace), agent.and_then(namespace)) else { return false };

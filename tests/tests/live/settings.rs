@@ -124,8 +124,15 @@ fn other_network_namespaces_are_left_alone() {
     assert_eq!(ask(at(VIP, 80)), "pod", "in the agent's namespace");
     agent.stop();
     udp.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-    let _agent = start_agent(&sandbox);
+    let mut agent = start_agent(&sandbox);
     assert_eq!(reached(), [false; 3], "they go to the outer cluster's pods");
+    let flow = inner.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    let reaches = || flow.send_to(b"?", at(VIP, 80)).is_ok() && udp.recv(&mut [0; 8]).is_ok();
+    assert!(!reaches());
+    agent.stop();
+    udp.set_read_timeout(Some(SYNC)).unwrap();
+    let _agent = start_agent_with(&sandbox, ["--exclude-netns", "others"]);
+    assert!(reaches(), "a socket that has sent before");
 }
 
 #[test]
