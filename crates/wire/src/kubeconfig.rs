@@ -53,6 +53,13 @@ pub(super) async fn read(path: &Path) -> Result<Read, String> {
     if let Some(data) = &cluster.certificate_authority_data {
         decode_base64(data, "certificate-authority-data of its cluster")?;
     }
+    if cluster.insecure_skip_tls_verify == Some(true)
+        && (cluster.certificate_authority.is_some() || cluster.certificate_authority_data.is_some())
+    {
+        return Err(
+            "its cluster has insecure-skip-tls-verify beside a certificate-authority: remove one of them".to_owned()
+        );
+    }
     let authorities_from = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
         (Some(_), _) => Some(format!("certificate-authority-data of {}", path.display())),
         (None, Some(file)) => Some(format!("certificate-authority {file}")),
@@ -292,6 +299,16 @@ mod tests {
             (format!("{CONTEXT}clusters: [{{name: k, cluster: {{}}}}]\n"), &["cluster url is missing"]),
             (format!("{CONTEXT}{CLUSTER}users: [{{name: u, user: {{token: [t]}}}}]\n"), &["users[0].user: ", "type"]),
             ("\u{feff}current-context: \"\"\n".to_owned(), &["no current-context"]),
+            (
+                format!(
+                    "{CONTEXT}{}",
+                    CLUSTER.replace(
+                        "cluster: {",
+                        "cluster: {insecure-skip-tls-verify: true, certificate-authority: /ca.crt, "
+                    )
+                ),
+                &["insecure-skip-tls-verify", "certificate-authority"],
+            ),
         ] {
             let error = read_text("errors", &text).await.0.unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)) && !error.contains('\n'), "{text}: {error}");

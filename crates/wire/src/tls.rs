@@ -145,6 +145,8 @@ impl Identity {
 struct ClusterVerifier {
     by_authorities: Arc<WebPkiServerVerifier>,
     trusted: Vec<CertificateDer<'static>>,
+    /// Whether one of them may sign others.
+    has_authority: bool,
 }
 
 impl ClusterVerifier {
@@ -152,15 +154,39 @@ impl ClusterVerifier {
     fn new(certificates: &[Vec<u8>], provider: Arc<CryptoProvider>) -> Result<Self, String> {
         let mut store = RootCertStore::empty();
         let trusted: Vec<_> = certificates.iter().map(|der| CertificateDer::from(der.clone())).collect();
-        let (added, _) = store.add_parsable_certificates(trusted.iter().cloned());
-        if added == 0 {
+        // A certificate of a server may not sign others. Without any that may, the verifier needs one all the same.
+        let signers = trusted.iter().filter(|certificate| may_sign(certificate)).cloned();
+        let (signers, _) = store.add_parsable_certificates(signers);
+        if signers == 0 {
+            store.add_parsable_certificates(trusted.iter().cloned());
+        }
+        if store.is_empty() {
             let what =
                 if trusted.is_empty() { "it has no certificate in PEM" } else { "no certificate of it can be read" };
             return Err(format!("{what}: put the API server's authority there"));
         }
         let by_authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider).build();
-        Ok(Self { by_authorities: by_authorities.map_err(|error| error.to_string())?, trusted })
+        let by_authorities = by_authorities.map_err(|error| error.to_string())?;
+        Ok(Self { by_authorities, trusted, has_authority: signers != 0 })
     }
+}
+
+/// Whether a certificate may sign others, as in Go: it is one of an authority (CA:TRUE), or of a version of X.509 in
+/// which none says so.
+fn may_sign(der: &CertificateDer<'_>) -> bool {
+    let certificate = match webpki::EndEntityCert::try_from(der) {
+        Ok(certificate) => certificate,
+        Err(error) => return error == webpki::Error::UnsupportedCertVersion,
+    };
+    // webpki has no access to the extension, but refuses such a certificate as a server's once its times count.
+    let refusal =
+        |time| certificate.verify_for_usage(&[], &[], &[], time, webpki::KeyUsage::server_auth(), None, None).err();
+    let refused = match refusal(UnixTime::now()) {
+        Some(webpki::Error::CertExpired { not_after, .. }) => refusal(not_after),
+        Some(webpki::Error::CertNotValidYet { not_before, .. }) => refusal(not_before),
+        refused => refused,
+    };
+    refused == Some(webpki::Error::CaUsedAsEndEntity)
 }
 
 /// Whether a certificate was refused for being that of an authority.
@@ -178,12 +204,15 @@ impl ServerCertVerifier for ClusterVerifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
+        let is_trusted = self.trusted.iter().any(|trusted| trusted == certificate);
+        if !is_trusted && !self.has_authority {
+            return Err(CertificateError::UnknownIssuer.into());
+        }
         let verified = self.by_authorities.verify_server_cert(certificate, intermediates, name, ocsp_response, now);
         match verified {
             // webpki has looked at its times before.
             Err(Error::InvalidCertificate(error))
-                if (error == CertificateError::UnknownIssuer || is_authority(&error))
-                    && self.trusted.iter().any(|trusted| trusted == certificate) =>
+                if is_trusted && (error == CertificateError::UnknownIssuer || is_authority(&error)) =>
             {
                 verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
                 Ok(ServerCertVerified::assertion())

@@ -19,6 +19,7 @@ use crate::fixture::PATIENCE;
 const P521: &str = "p521.test";
 const SELF_SIGNED: &str = "self-signed.test";
 const CA_AS_LEAF: &str = "ca-as-leaf.test";
+const SIGNED_BY_LEAF: &str = "signed-by-leaf.test";
 
 /// A directory of certificates that openssl has made, since no library of the tests makes such.
 struct Certificates {
@@ -35,6 +36,9 @@ impl Certificates {
         certificates.authority("self-signed", "rsa:2048", is_ca, SELF_SIGNED);
         certificates.signed("p521", "ec -pkeyopt ec_paramgen_curve:P-521", "authority", Some(("", P521)));
         certificates.signed("ca-as-leaf", "rsa:2048", "authority", Some((is_ca, CA_AS_LEAF)));
+        let is_leaf = "basicConstraints=critical,CA:FALSE";
+        certificates.signed("leaf", "rsa:2048", "authority", Some((is_leaf, "leaf.test")));
+        certificates.signed("signed-by-leaf", "rsa:2048", "leaf", Some((is_leaf, SIGNED_BY_LEAF)));
         // MicroK8s 1.34 makes such. The name is that of the agent's user.
         certificates.signed("v1", "rsa:2048", "clients-v1", None);
         certificates
@@ -111,7 +115,9 @@ fn kubeconfigs_that_kubectl_takes_are_taken_or_refused_by_name() {
     let clients = [fs::read_to_string(control_plane.client_ca_file()), fs::read_to_string(file("clients-v1.crt"))];
     let clients = write_text(&certificates.directory, "clients.crt", &clients.map(Result::unwrap).concat());
     let mut flags = vec![format!("--client-ca-file={}", clients.display())];
-    for (name, host) in [("p521", P521), ("self-signed", SELF_SIGNED), ("ca-as-leaf", CA_AS_LEAF)] {
+    for (name, host) in
+        [("p521", P521), ("self-signed", SELF_SIGNED), ("ca-as-leaf", CA_AS_LEAF), ("signed-by-leaf", SIGNED_BY_LEAF)]
+    {
         let [certificate, key] = certificates.pair(name);
         flags.push(format!("--tls-sni-cert-key={certificate},{key}:{host}"));
     }
@@ -144,10 +150,11 @@ fn kubeconfigs_that_kubectl_takes_are_taken_or_refused_by_name() {
         ("an authority that cannot be read", format!("certificate-authority: {}", broken.display()), token.clone()),
         ("client certificate of version 1", trusted.clone(), format!("client-certificate: {v1}\nclient-key: {v1_key}")),
     ];
-    let authority = file("authority.crt");
+    let (authority, leaf) = (file("authority.crt"), file("leaf.crt"));
     let refused = [
         ("P-521", at(P521, "authority.crt"), ["P-521", "P-256"].as_slice()),
         ("a CA of another as the server's", at(CA_AS_LEAF, "authority.crt"), &["CA:TRUE", authority.as_str()]),
+        (SIGNED_BY_LEAF, at(SIGNED_BY_LEAF, "leaf.crt"), &[leaf.as_str()]),
     ];
     let kubectl = |path: &Path| {
         let path = path.display().to_string();
@@ -170,7 +177,7 @@ fn kubeconfigs_that_kubectl_takes_are_taken_or_refused_by_name() {
     }
     for (what, cluster, words) in refused {
         let path = kubeconfig(sandbox.dir(), &cluster, &token);
-        assert_eq!(kubectl(&path).code, 0, "{what}");
+        assert_eq!(kubectl(&path).code == 0, what != SIGNED_BY_LEAF, "{what}");
         let mut agent = Agent::new(&sandbox).kubeconfig(&path).start();
         agent.wait_log("TLS", PATIENCE);
         let log = agent.log();
