@@ -8,7 +8,6 @@ mod handover;
 mod health;
 mod install;
 mod last_changes;
-mod measures;
 mod own_addresses;
 mod readiness;
 mod reconciler;
@@ -17,7 +16,6 @@ mod resume;
 mod seed;
 mod source;
 mod stale_sockets;
-mod status;
 mod tcp_places;
 mod timeline;
 
@@ -30,10 +28,9 @@ use cproxy_datapath::bpf::{Environment, PinDir, Scope, SocketMark, excluded_cgro
 use cproxy_network::SocketSetup;
 use cproxy_wire::{self as wire, Configuration, LastContact};
 pub use error::AgentError;
-pub use health::{CanaryState, walk_canary};
+pub use health::walk_canary;
 use health::{HealthChecker, HealthWatch};
 pub use install::{EXIT_RETRY, install_programs};
-pub(crate) use measures::Measures;
 use own_addresses::{AddressSource, PresentAddresses};
 use readiness::Readiness;
 use reconciler::{Own, Reconciler};
@@ -41,7 +38,6 @@ use reload::Reloader;
 pub use reload::Reread;
 pub use resume::{generation_id, is_fork};
 use source::{CheckedSource, SourceStatus};
-pub use status::Status;
 use timeline::{Phase, Timeline};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -52,6 +48,7 @@ use crate::{
     config::{Config, TableSettings},
     controls::Controls,
     endpoints::Endpoints,
+    mailbox::Mailbox,
     manifests::{self, ParseOptions},
     privileges::{self, Broker, Rights},
     run_dir::{self, RunDir},
@@ -127,8 +124,8 @@ async fn run_until_stopped(
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
     // Nothing is derived before the addresses are known.
-    let (requests, received) = mpsc::channel(1);
-    let mut addresses = AddressSource::new(socket_setup(lock.pins()), weak_sender.clone(), requests.clone());
+    let (mailbox, messages) = Mailbox::new();
+    let mut addresses = AddressSource::new(socket_setup(lock.pins()), weak_sender.clone(), mailbox.clone());
     let PresentAddresses { pod_ips, own: own_addresses } = addresses.start(&node.pod_ips, configuration.as_ref());
     node.pod_ips = pod_ips;
     let (store, readiness) = (Store::new(node.clone()), Readiness::new(run_dir, timeline));
@@ -152,11 +149,11 @@ async fn run_until_stopped(
     if !endpoints.is_empty() {
         reconciler.measure();
     }
-    let _files = endpoints.start(requests.clone(), lock.pins().clone()).map_err(AgentError::EndpointThread)?;
+    let _files = endpoints.start(mailbox.clone(), lock.pins().clone()).map_err(AgentError::EndpointThread)?;
     let controls = Controls::new(log, &config);
-    drop(tokio::spawn(run_dir::serve(listener, socket, requests.clone(), controls.clone())));
-    drop(tokio::spawn(reconciler.place_sweeper(requests.clone()).run()));
-    drop(tokio::spawn(resume::watch(kernel_log, requests.clone(), client.clone(), health_watch.clone())));
+    drop(tokio::spawn(run_dir::serve(listener, socket, mailbox.clone(), controls.clone())));
+    drop(tokio::spawn(reconciler.place_sweeper(mailbox.clone()).run()));
+    drop(tokio::spawn(resume::watch(kernel_log, mailbox.clone(), client.clone(), health_watch.clone())));
     let health_checker = HealthChecker {
         broker: broker.clone(),
         entrance,
@@ -164,7 +161,7 @@ async fn run_until_stopped(
         watch: health_watch,
         demands,
         last_contact,
-        requests: requests.clone(),
+        mailbox: mailbox.clone(),
         environment,
         cgroup: config.cgroup.clone(),
         service_counters: config.service_counters,
@@ -173,10 +170,10 @@ async fn run_until_stopped(
     };
     drop(tokio::spawn(health_checker.run()));
     let reloader =
-        Reloader { reread, config, controls, client, has_exec_plugin, addresses, events: weak_sender, requests };
+        Reloader { reread, config, controls, client, has_exec_plugin, addresses, events: weak_sender, mailbox };
     drop(tokio::spawn(reloader.run(hangups)));
     tokio::select! {
-        result = reconciler.run(events, received) => result,
+        result = reconciler.run(events, messages) => result,
         error = broker_ended(broker.as_deref()) => Err(error),
         signal = stop_signal() => {
             tracing::info!(

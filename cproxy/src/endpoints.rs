@@ -16,12 +16,12 @@ use cproxy_daemon::{
 use cproxy_datapath::bpf::{PinDir, ServiceCounters};
 use health::Probes;
 pub use metrics::every_metric;
-pub use services::ServiceCalls;
-use tokio::{runtime::Builder, sync::mpsc, time::timeout};
+use tokio::{runtime::Builder, time::timeout};
 
 use crate::{
-    agent::Status,
-    run_dir::{self, RESPONSE_TIMEOUT, Request},
+    mailbox::{Mailbox, Query},
+    run_dir::RESPONSE_TIMEOUT,
+    state::{ServiceCalls, Status},
 };
 
 /// Name of the thread.
@@ -111,11 +111,11 @@ impl Endpoints {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(self, requests: mpsc::Sender<Request>, pins: PinDir) -> io::Result<EndpointFiles> {
+    pub fn start(self, mailbox: Mailbox, pins: PinDir) -> io::Result<EndpointFiles> {
         if !self.is_empty() {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             let started = SystemTime::now();
-            let server = Arc::new(Server { requests, pins, started, probes: Probes::default() });
+            let server = Arc::new(Server { mailbox, pins, started, probes: Probes::default() });
             let serve = move || {
                 runtime.block_on(async move {
                     for (listener, paths) in self.listeners {
@@ -135,7 +135,7 @@ impl Endpoints {
 /// State of the server.
 struct Server {
     /// Way to the task that owns the table.
-    requests: mpsc::Sender<Request>,
+    mailbox: Mailbox,
     pins: PinDir,
     /// Time at which the agent was started.
     started: SystemTime,
@@ -155,7 +155,7 @@ impl Server {
 
     /// State of the agent; `None` if its loop hangs.
     async fn status(&self) -> Option<Status> {
-        let status = timeout(RESPONSE_TIMEOUT, run_dir::send(&self.requests, Request::Status)).await;
+        let status = timeout(RESPONSE_TIMEOUT, self.mailbox.ask(Query::Status)).await;
         status.ok()?.ok()
     }
 
@@ -163,8 +163,8 @@ impl Server {
     async fn service_calls(&self) -> Vec<ServiceCalls> {
         let counters = ServiceCounters::read(&self.pins).map_err(|error| tracing::debug!("metrics: {error}"));
         let Ok(Some(counters)) = counters else { return Vec::new() };
-        let send = |sender| Request::ServiceCalls(counters, sender);
-        let calls = timeout(RESPONSE_TIMEOUT, run_dir::send(&self.requests, send)).await;
+        let query = |sender| Query::ServiceCalls(counters, sender);
+        let calls = timeout(RESPONSE_TIMEOUT, self.mailbox.ask(query)).await;
         calls.ok().and_then(Result::ok).unwrap_or_default()
     }
 

@@ -52,5 +52,5 @@ pub use client::{
 pub use files::read_states;
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
-pub use server::{Request, Restored, respond, send, serve};
+pub use server::{respond, serve};
 pub use wait::{Conditions, WaitError, read_limits, wait};

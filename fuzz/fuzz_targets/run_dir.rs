@@ -8,10 +8,11 @@ use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 use cproxy::{
     config::SettingRow,
     controls::Controls,
+    mailbox::{Command, Mailbox, Message, Query},
     report::{
         AgentReport, CanaryReport, FrontendRow, HealthReport, Layout, Names, SourceReport, counters_text, table_text,
     },
-    run_dir::{Request, exchange, respond},
+    run_dir::{exchange, respond},
     target::Target,
 };
 use cproxy_core::{KernelSet, printable};
@@ -41,9 +42,9 @@ fuzz_target!(|input: &[u8]| {
 /// Whatever a client sends, it gets the response to a request that it made, or an error that names the requests.
 async fn check_request(bytes: &[u8], piece: usize) {
     let (client, server) = tokio::net::UnixStream::pair().unwrap();
-    let (requests, owner) = mpsc::channel(1);
+    let (mailbox, owner) = Mailbox::new();
     let controls = Controls::of_nothing();
-    let answered = respond(server, requests, &controls);
+    let answered = respond(server, mailbox, &controls);
     let (_, (), response) = tokio::join!(answered, own_table(owner), ask(client, bytes, piece));
     // A request ends with its line. Of a longer line, the agent reads as much as no request has.
     let line = bytes.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
@@ -82,15 +83,15 @@ async fn ask(mut client: tokio::net::UnixStream, bytes: &[u8], piece: usize) -> 
     response
 }
 
-async fn own_table(mut requests: mpsc::Receiver<Request>) {
-    while let Some(request) = requests.recv().await {
-        match request {
-            Request::Services(sender) => drop(sender.send(FRONTENDS.to_vec())),
-            Request::Gauges(sender) => drop(sender.send(vec![("frontends", 7)])),
-            Request::Source(sender) => drop(sender.send(source())),
-            Request::Health(sender) => drop(sender.send(health())),
-            Request::Explain(_, sender) => drop(sender.send(report())),
-            Request::Reseed(sender) => drop(sender.send(Ok(()))),
+async fn own_table(mut messages: mpsc::Receiver<Message>) {
+    while let Some(message) = messages.recv().await {
+        match message {
+            Message::Query(Query::Services(sender)) => drop(sender.send(FRONTENDS.to_vec())),
+            Message::Query(Query::Gauges(sender)) => drop(sender.send(vec![("frontends", 7)])),
+            Message::Query(Query::Source(sender)) => drop(sender.send(source())),
+            Message::Query(Query::Health(sender)) => drop(sender.send(health())),
+            Message::Query(Query::Explain(_, sender)) => drop(sender.send(report())),
+            Message::Command(Command::Reseed(sender)) => drop(sender.send(Ok(()))),
             other => panic!("a client has sent {other:?}"),
         }
     }

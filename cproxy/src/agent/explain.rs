@@ -81,13 +81,13 @@ impl View<'_> {
     }
 }
 
-/// Query to the source for a Service that the agent does not serve.
-pub(super) enum Query {
+/// ServerQuery to the source for a Service that the agent does not serve.
+pub(super) enum ServerQuery {
     ApiServer(Arc<ApiClient>),
     Manifests(Vec<PathBuf>),
 }
 
-impl Query {
+impl ServerQuery {
     pub(super) fn to(source: &SourceStatus) -> Self {
         match &source.followed {
             Followed::ApiServer(client) => Self::ApiServer(client.clone()),

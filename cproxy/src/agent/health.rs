@@ -37,9 +37,10 @@ use super::install::install_in_child;
 use crate::{
     canary,
     config::ServiceCounting,
+    mailbox::{Command, Mailbox, Query},
     privileges::Broker,
     report::{CanaryReport, HealthReport},
-    run_dir::{self, Request},
+    state::{CanaryState, Untried},
 };
 
 /// Least time between two looks without a change.
@@ -102,33 +103,13 @@ impl HealthWatch {
     }
 }
 
-/// State of the canary, from the task that owns the table.
-#[derive(Debug, Default)]
-pub struct CanaryState {
-    /// Its routes in the kernel's table; `None` before the first complete sync.
-    pub(super) routes: Option<Vec<Route>>,
-    /// Addresses that are configured and have no routes.
-    pub(super) untried: Vec<Untried>,
-    /// Exclusions, which may concern the agent.
-    pub(super) exclusions: Exclusions,
-}
-
-/// Address of the canary that is configured and cannot be tried.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Untried {
-    /// The family and why.
-    pub(super) reason: String,
-    /// Whether the machine does not have that family.
-    pub(super) is_absent: bool,
-}
-
 /// Background task.
 pub(super) struct HealthChecker {
     pub(super) watch: Arc<HealthWatch>,
     pub(super) demands: Demands,
     pub(super) last_contact: LastContact,
     /// Way to the task that owns the table.
-    pub(super) requests: mpsc::Sender<Request>,
+    pub(super) mailbox: Mailbox,
     pub(super) environment: Environment,
     /// The cgroup that the configuration names.
     pub(super) cgroup: Option<PathBuf>,
@@ -247,7 +228,7 @@ impl HealthChecker {
             Ok(true) => differences.push(format!("{} was removed", self.lock.pins().versioned().display())),
             Err(error) => differences.push(error.to_string()),
         }
-        match run_dir::send(&self.requests, Request::RestorePins).await {
+        match self.mailbox.order(Command::RestorePins).await {
             Ok(Ok(restored)) if restored.is_empty() => {}
             Ok(Ok(restored)) => {
                 tracing::warn!(name: "pins_restored", "{}: the pins were removed; pinned again", restored.join(", "));
@@ -299,7 +280,7 @@ impl HealthChecker {
 
     /// Walks the canary. After a failure the table is written anew, and the canary walks once more.
     async fn walk(&self) -> CanaryReport {
-        let state = run_dir::send(&self.requests, Request::Canary).await;
+        let state = self.mailbox.ask(Query::Canary).await;
         let Ok(CanaryState { routes, untried, exclusions }) = state else {
             return CanaryReport::NotWalked("the agent ends".to_owned());
         };
@@ -313,10 +294,10 @@ impl HealthChecker {
         if !matches!(report, CanaryReport::Failed(_)) {
             return without(report, untried);
         }
-        if let Err(error) = run_dir::send(&self.requests, Request::Rewrite).await {
+        if let Err(error) = self.mailbox.order(Command::Rewrite).await {
             return CanaryReport::Failed(error.to_string());
         }
-        let state = run_dir::send(&self.requests, Request::Canary).await.unwrap_or_default();
+        let state = self.mailbox.ask(Query::Canary).await.unwrap_or_default();
         match self.walk_routes(state.routes.unwrap_or_default(), &exclusions).await {
             CanaryReport::Failed(symptom) => {
                 self.watch.canary_failures.fetch_add(1, Ordering::Relaxed);
@@ -342,7 +323,7 @@ impl HealthChecker {
         });
         let walked = walked.await.unwrap_or_else(|error| Walked::not(&error));
         if walked.needs_ports {
-            self.requests.send(Request::MoveCanary).await.ok();
+            self.mailbox.tell(Command::MoveCanary).await.ok();
         }
         walked.report
     }

@@ -1,5 +1,5 @@
 //! Addresses of the VM: those that are compared with `loadBalancerSourceRanges`, as events, and those to which datagram
-//! sockets are connected that are to be refused, as requests.
+//! sockets are connected that are to be refused, as commands.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use cproxy_network::{DetectedAddresses, OwnAddresses, SocketSetup};
 use cproxy_wire::Configuration;
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use crate::run_dir::Request;
+use crate::mailbox::{Command, Mailbox};
 
 /// Source of the VM's addresses, which are given or detected.
 pub(super) struct AddressSource {
@@ -24,7 +24,7 @@ pub(super) struct AddressSource {
 #[derive(Clone)]
 struct ChangeSinks {
     events: mpsc::WeakSender<Vec<Event>>,
-    requests: mpsc::Sender<Request>,
+    mailbox: Mailbox,
 }
 
 /// Present addresses of the VM.
@@ -36,13 +36,9 @@ pub(super) struct PresentAddresses {
 }
 
 impl AddressSource {
-    /// A source that sends later changes to `events` and `requests`.
-    pub(super) fn new(
-        setup: SocketSetup,
-        events: mpsc::WeakSender<Vec<Event>>,
-        requests: mpsc::Sender<Request>,
-    ) -> Self {
-        Self { setup, changes: ChangeSinks { events, requests }, reported: None, task: None }
+    /// A source that sends later changes to `events` and the mailbox.
+    pub(super) fn new(setup: SocketSetup, events: mpsc::WeakSender<Vec<Event>>, mailbox: Mailbox) -> Self {
+        Self { setup, changes: ChangeSinks { events, mailbox }, reported: None, task: None }
     }
 
     /// Present addresses: those that lead to the given ones, to the API server or by the default route, which are
@@ -86,7 +82,7 @@ fn report(words: &str, detected: &DetectedAddresses) {
 async fn follow<ApiServer: Fn() -> Vec<IpAddr>>(
     mut own: OwnAddresses<ApiServer>,
     is_given: bool,
-    ChangeSinks { events, requests }: ChangeSinks,
+    ChangeSinks { events, mailbox }: ChangeSinks,
 ) {
     loop {
         let addresses = match own.changed().await {
@@ -102,7 +98,7 @@ async fn follow<ApiServer: Fn() -> Vec<IpAddr>>(
                 return;
             }
         };
-        if requests.send(Request::OwnAddresses(addresses.clone())).await.is_err() {
+        if mailbox.tell(Command::SetOwnAddresses(addresses.clone())).await.is_err() {
             return;
         }
         if is_given {

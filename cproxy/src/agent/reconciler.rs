@@ -21,25 +21,23 @@ use super::{
     canary::Canary,
     doubt::{FirstLists, Judgement},
     error::AgentError,
-    explain::{Query, View},
-    health::{CanaryState, HealthWatch, Untried},
+    explain::{ServerQuery, View},
+    health::HealthWatch,
     last_changes::LastChanges,
-    measures::{Measures, ResumeReason},
     readiness::{Readiness, Ready},
     seed::new_seed,
     source::SourceStatus,
     stale_sockets::{RetiredQueue, SocketGauges, SocketTerminator},
-    status::Status,
     tcp_places::{PlaceSweeper, PlaceWatch},
     timeline::Phase,
 };
 use crate::{
     canary::{ADDRESSES, CanaryAddresses, service_name},
     config::TableSettings,
-    endpoints::ServiceCalls,
+    mailbox::{Command, Mailbox, Message, Query},
     problem_log::ProblemLog,
     report,
-    run_dir::{Request, Restored},
+    state::{CanaryState, Measures, Restored, ResumeReason, ServiceCalls, Status, Untried},
 };
 
 /// Longest pause between events that are applied together.
@@ -230,9 +228,9 @@ impl Reconciler {
         }
     }
 
-    /// Background task that has places of TCP sockets that have gone freed, by these requests.
-    pub(super) fn place_sweeper(&self, requests: mpsc::Sender<Request>) -> PlaceSweeper {
-        PlaceSweeper { pins: self.pins.clone(), watch: self.place_watch.clone(), requests }
+    /// Background task that has places of TCP sockets that have gone freed, by this mailbox.
+    pub(super) fn place_sweeper(&self, mailbox: Mailbox) -> PlaceSweeper {
+        PlaceSweeper { pins: self.pins.clone(), watch: self.place_watch.clone(), mailbox }
     }
 
     /// Gauges of the agent: sockets, current problems of objects, and the age of the table.
@@ -294,54 +292,62 @@ impl Reconciler {
         canary_routes(&self.own.canary, &self.planner)
     }
 
-    /// Applies events and responds to requests for ever.
+    /// Applies events and receives messages for ever.
     pub(super) async fn run(
         &mut self,
         mut events: mpsc::Receiver<Vec<Event>>,
-        mut requests: mpsc::Receiver<Request>,
+        mut messages: mpsc::Receiver<Message>,
     ) -> Result<(), AgentError> {
         loop {
             self.place_watch.check(self.maps.tcp_places());
             let wakeup = self.next_wakeup();
             tokio::select! {
                 batch = events.recv() => {
-                    let Some(batch) = batch else { return self.serve_without_source(requests).await };
+                    let Some(batch) = batch else { return self.serve_without_source(messages).await };
                     self.receive(batch);
                     gather(&mut events, |batch| self.receive(batch)).await;
                     self.reconcile()?;
                 }
-                Some(request) = requests.recv() => self.respond(request)?,
+                Some(message) = messages.recv() => self.receive_message(message)?,
                 () = sleep_until(wakeup) => self.reconcile()?,
             }
         }
     }
 
-    /// Responds to requests and leaves the table as it is, after the end of the source.
-    async fn serve_without_source(&mut self, mut requests: mpsc::Receiver<Request>) -> Result<(), AgentError> {
+    /// Receives messages and leaves the table as it is, after the end of the source.
+    async fn serve_without_source(&mut self, mut messages: mpsc::Receiver<Message>) -> Result<(), AgentError> {
         tracing::error!(name: "source_ended", "the source of events has ended; the table stays as it is");
-        while let Some(request) = requests.recv().await {
-            self.respond(request)?;
+        while let Some(message) = messages.recv().await {
+            self.receive_message(message)?;
         }
         Err(AgentError::SourceEnded)
     }
 
-    fn respond(&mut self, request: Request) -> Result<(), AgentError> {
-        // A failed send means that the client has gone.
-        match request {
-            Request::Services(sender) => {
+    fn receive_message(&mut self, message: Message) -> Result<(), AgentError> {
+        match message {
+            Message::Query(query) => self.answer(query),
+            Message::Command(command) => self.carry_out(command)?,
+        }
+        Ok(())
+    }
+
+    /// Answers a query. A failed send means that the client has gone.
+    fn answer(&mut self, query: Query) {
+        match query {
+            Query::Services(sender) => {
                 drop(sender.send(report::frontend_names_json(self.planner.each_name())));
             }
-            Request::Gauges(sender) => drop(sender.send(self.gauges())),
-            Request::Status(sender) => drop(sender.send(self.status())),
-            Request::ServiceCalls(counters, sender) => {
+            Query::Gauges(sender) => drop(sender.send(self.gauges())),
+            Query::Status(sender) => drop(sender.send(self.status())),
+            Query::ServiceCalls(counters, sender) => {
                 drop(sender.send(ServiceCalls::of(counters, self.planner.each_name())));
             }
-            Request::Source(sender) => drop(sender.send(self.source.report())),
-            Request::Explain(target, sender) => {
+            Query::Source(sender) => drop(sender.send(self.source.report())),
+            Query::Explain(target, sender) => {
                 let (store, planner, changes) = (&self.store, &self.planner, &self.last_changes);
                 let mut report = View { store, planner, changes, source: &self.source }.report(&target);
                 if report.services.is_empty() {
-                    let query = Query::to(&self.source);
+                    let query = ServerQuery::to(&self.source);
                     drop(tokio::spawn(async move {
                         report.unserved = query.unserved(&target).await;
                         sender.send(report).ok();
@@ -350,39 +356,45 @@ impl Reconciler {
                     sender.send(report).ok();
                 }
             }
-            Request::Reseed(sender) => {
+            Query::Health(sender) => self.own.health_watch.demand(sender),
+            Query::Canary(sender) => drop(sender.send(self.canary_state())),
+        }
+    }
+
+    /// Carries out a command.
+    fn carry_out(&mut self, command: Command) -> Result<(), AgentError> {
+        match command {
+            Command::Reseed(sender) => {
                 drop(sender.send(self.resume(ResumeReason::Reseed).map_err(|error| error.to_string())));
             }
-            Request::Restored(sign) => {
+            Command::Resume(sign) => {
                 tracing::info!(name: "restored", "{sign}: choosing from a new seed, and connecting anew");
                 if let Err(error) = self.resume(ResumeReason::Sign(sign)) {
                     tracing::error!("{error}");
                 }
             }
-            Request::Configure(settings, sender) => {
+            Command::Configure(settings, sender) => {
                 drop(sender.send(self.configure(settings).map_err(|error| error.to_string())));
             }
-            Request::OwnAddresses(addresses) => {
+            Command::SetOwnAddresses(addresses) => {
                 if let Err(error) = self.set_own_addresses(addresses) {
                     tracing::error!("{error}");
                 }
             }
-            Request::FreeTcpPlaces(places, sender) => {
+            Command::FreeTcpPlaces(places, sender) => {
                 let freed = self.maps.apply(&[Op::FreeTcpPlaces(places)]);
                 drop(sender.send(freed.map_err(|error| error.to_string())));
             }
-            Request::Health(sender) => self.own.health_watch.demand(sender),
-            Request::RestorePins(sender) => {
+            Command::RestorePins(sender) => {
                 drop(sender.send(self.maps.restore_pins(&self.pins).map_err(|error| error.to_string())));
             }
-            Request::Canary(sender) => drop(sender.send(self.canary_state())),
-            Request::MoveCanary => {
+            Command::MoveCanary => {
                 self.own.canary.choose_ports();
                 let slices = self.own.canary.objects(ResourceKind::EndpointSlices);
                 self.apply(slices);
                 self.reconcile()?;
             }
-            Request::Rewrite(sender) => {
+            Command::Rewrite(sender) => {
                 if let SyncState::Incremental(_) = self.state {
                     self.state = SyncState::Resync { at: Instant::now() };
                     self.reconcile()?;

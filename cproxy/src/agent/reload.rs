@@ -14,8 +14,8 @@ use super::{
 use crate::{
     config::{Change, Config, ObjectSource, TableSettings},
     controls::Controls,
+    mailbox::{Command, Mailbox},
     privileges,
-    run_dir::{self, Request},
 };
 
 /// Reads the configuration again; the error says why it is invalid.
@@ -37,7 +37,7 @@ pub(super) struct Reloader {
     pub(super) addresses: AddressSource,
     pub(super) events: mpsc::WeakSender<Vec<Event>>,
     /// Way to the task that owns the table.
-    pub(super) requests: mpsc::Sender<Request>,
+    pub(super) mailbox: Mailbox,
 }
 
 /// Configuration that was read again, with all that had to be checked.
@@ -105,13 +105,13 @@ impl Reloader {
 
     async fn apply(&mut self, checked: Checked) {
         let Checked { config, applied, table_settings, api_server } = checked;
-        let request = |sender| Request::Configure(table_settings, sender);
-        if let Ok(Err(error)) = run_dir::send(&self.requests, request).await {
+        let command = |sender| Command::Configure(table_settings, sender);
+        if let Ok(Err(error)) = self.mailbox.order(command).await {
             tracing::error!("SIGHUP: {error}");
         }
         let configuration = api_server.as_ref().map(|(_, configuration)| configuration);
         let PresentAddresses { pod_ips, own } = self.addresses.start(&config.node.pod_ips, configuration);
-        self.requests.send(Request::OwnAddresses(own)).await.ok();
+        self.mailbox.tell(Command::SetOwnAddresses(own)).await.ok();
         if let Some(events) = self.events.upgrade() {
             let node = &config.node;
             let events_now = vec![

@@ -7,12 +7,15 @@ use std::{fs, future::pending, io, sync::Arc, time::Duration};
 
 use cproxy_network::NetworkChanges;
 use cproxy_wire::ApiClient;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::time::sleep;
 
 pub use self::kernel_log::is_fork;
 use self::{clock::ClockSteps, kernel_log::KernelLog};
 use super::health::HealthWatch;
-use crate::run_dir::{Request, Restored};
+use crate::{
+    mailbox::{Command, Mailbox},
+    state::Restored,
+};
 
 /// Shortest time between two signs that are acted upon. Each makes a new connection.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
@@ -22,10 +25,10 @@ pub(super) fn open_kernel_log() -> Option<KernelLog> {
     usable("new VM generation ids", KernelLog::open())
 }
 
-/// Sends a request for each sign. Never returns while the receiver lives.
+/// Sends a command for each sign. Never returns while the receiver lives.
 pub(super) async fn watch(
     log: Option<KernelLog>,
-    requests: mpsc::Sender<Request>,
+    mailbox: Mailbox,
     client: Option<Arc<ApiClient>>,
     health_watch: Arc<HealthWatch>,
 ) {
@@ -37,7 +40,7 @@ pub(super) async fn watch(
             () = wait(clock.as_ref().map(ClockSteps::step)) => Restored::ClockStep,
             () = connection_lost(changes.as_ref(), client.as_deref(), &health_watch) => Restored::ConnectionLost,
         };
-        if requests.send(Request::Restored(sign)).await.is_err() {
+        if mailbox.tell(Command::Resume(sign)).await.is_err() {
             return;
         }
         sleep(INTERVAL_MIN).await;

@@ -17,12 +17,9 @@ use cproxy_datapath::{
     bpf::{PinDir, TcpPlacesUsage},
     sockets::{self, GoneOwners, MissingOwners, SocketsError},
 };
-use tokio::{
-    sync::{Notify, mpsc},
-    time::Instant,
-};
+use tokio::{sync::Notify, time::Instant};
 
-use crate::run_dir::{self, Request};
+use crate::mailbox::{Command, Mailbox};
 
 /// Least time between two searches.
 const INTERVAL_MIN: Duration = Duration::from_secs(10);
@@ -104,7 +101,7 @@ pub(super) struct PlaceSweeper {
     pub(super) pins: PinDir,
     pub(super) watch: Arc<PlaceWatch>,
     /// Way to the task that owns the table, and frees the places.
-    pub(super) requests: mpsc::Sender<Request>,
+    pub(super) mailbox: Mailbox,
 }
 
 impl PlaceSweeper {
@@ -141,8 +138,8 @@ impl PlaceSweeper {
         let gone = std::mem::take(&mut found.places);
         tracing::debug!("{} TCP sockets with a place have gone, {} have not", gone.len(), found.kept);
         if !gone.is_empty() {
-            let request = |sender| Request::FreeTcpPlaces(gone, sender);
-            run_dir::send(&self.requests, request).await.map_err(|error| error.to_string())??;
+            let command = |sender| Command::FreeTcpPlaces(gone, sender);
+            self.mailbox.order(command).await.map_err(|error| error.to_string())??;
         }
         Ok(found)
     }

@@ -8,7 +8,7 @@ use std::{
 use cproxy_daemon::StatusResponse;
 use serde::Serialize;
 
-use crate::agent::Status;
+use crate::state::Status;
 
 /// Body of a response if the agent's loop hangs.
 pub(super) const NO_ANSWER: &str = "the agent's loop does not answer\n";

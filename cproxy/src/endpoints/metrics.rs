@@ -13,12 +13,8 @@ use cproxy_datapath::{
     bpf::{HookTime, PinDir, ServiceCounts, hook_times, read_counters},
 };
 
-use super::{
-    health::Probes,
-    process,
-    services::{self, ServiceCalls},
-};
-use crate::agent::{Measures, Status};
+use super::{health::Probes, process, services};
+use crate::state::{Measures, ServiceCalls, Status};
 
 /// Numbers that are read from the kernel.
 #[derive(Debug, Default)]

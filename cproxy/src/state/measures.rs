@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use cproxy_core::{Event, ResourceKind};
 use cproxy_daemon::Histogram;
 
-use crate::run_dir::Restored;
+use super::Restored;
 
 /// Every other bound of kube-proxy's histogram of syncs, so that both can be added.
 const SYNC_BOUNDS: [f64; 8] = [0.001, 0.004, 0.016, 0.064, 0.256, 1.024, 4.096, 16.384];
@@ -86,7 +86,7 @@ impl Default for Measures {
 
 impl Measures {
     /// Counts events that have arrived.
-    pub(super) fn queue(&mut self, events: &[Event]) {
+    pub(crate) fn queue(&mut self, events: &[Event]) {
         for event in events {
             let kind = event.changed_kind();
             let changes = match kind {
@@ -102,7 +102,7 @@ impl Measures {
     }
 
     /// Counts a write of the table that succeeded.
-    pub(super) fn end_sync(&mut self, took: Duration, is_full: bool) {
+    pub(crate) fn end_sync(&mut self, took: Duration, is_full: bool) {
         self.syncs.observe(took.as_secs_f64());
         if is_full {
             self.full_syncs.observe(took.as_secs_f64());
@@ -113,7 +113,7 @@ impl Measures {
     }
 
     /// Counts a resumption.
-    pub(super) fn resume(&mut self, reason: ResumeReason) {
+    pub(crate) fn resume(&mut self, reason: ResumeReason) {
         let counts = ResumeReason::ALL.into_iter().zip(&mut self.resumes);
         counts.filter(|(other, _)| *other == reason).for_each(|(_, count)| *count += 1);
     }

@@ -1,6 +1,6 @@
 //! State of the agent for its endpoints.
 
-use super::measures::Measures;
+use super::Measures;
 
 /// State of the agent, from the task that owns the table.
 #[derive(Debug, Default)]

@@ -1,0 +1,111 @@
+//! Mailbox of the one task that owns the table: queries, which change nothing, and commands.
+
+use std::io;
+
+use cproxy_core::{Address, TcpPlace};
+use cproxy_datapath::bpf::ServiceCounters;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    config::TableSettings,
+    report::{AgentReport, HealthReport, SourceReport},
+    state::{CanaryState, Restored, ServiceCalls, Status},
+    target::Target,
+};
+
+/// Messages that wait; a sender waits for room.
+const CAPACITY: usize = 1;
+
+/// Message to the task that owns the table.
+#[derive(Debug)]
+pub enum Message {
+    /// A question.
+    Query(Query),
+    /// An order.
+    Command(Command),
+}
+
+/// Question, with the channel for its response.
+#[derive(Debug)]
+pub enum Query {
+    /// Frontends of the table as JSON text, of which there is one copy.
+    Services(oneshot::Sender<Vec<u8>>),
+    /// Gauges of the agent.
+    Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
+    /// State for the endpoints.
+    Status(oneshot::Sender<Status>),
+    /// Sums of these counters by Service.
+    ServiceCalls(ServiceCounters, oneshot::Sender<Vec<ServiceCalls>>),
+    /// Source that the agent follows.
+    Source(oneshot::Sender<SourceReport>),
+    /// View of a destination.
+    Explain(Target, oneshot::Sender<AgentReport>),
+    /// Health of the programs, after a look at them.
+    Health(oneshot::Sender<HealthReport>),
+    /// State of the canary.
+    Canary(oneshot::Sender<CanaryState>),
+}
+
+/// Order, most with the channel for its outcome: the error's text if it cannot be carried out.
+#[derive(Debug)]
+pub enum Command {
+    /// Go on as in a VM that was restored from a snapshot.
+    Reseed(oneshot::Sender<Result<(), String>>),
+    /// The same, for a sign of that.
+    Resume(Restored),
+    /// Other settings.
+    Configure(TableSettings, oneshot::Sender<Result<(), String>>),
+    /// Addresses of the VM to which datagram sockets are connected that are to be refused.
+    SetOwnAddresses(Vec<Address>),
+    /// Places of TCP sockets that have gone.
+    FreeTcpPlaces(Vec<TcpPlace>, oneshot::Sender<Result<(), String>>),
+    /// Pins of maps that were removed. The response has the names of the maps that were pinned again.
+    RestorePins(oneshot::Sender<Result<Vec<&'static str>, String>>),
+    /// Other ports for the canary.
+    MoveCanary,
+    /// The whole table, read back and written anew.
+    Rewrite(oneshot::Sender<()>),
+}
+
+/// Way to the task that owns the table. Clones lead to the same one.
+#[derive(Clone, Debug)]
+pub struct Mailbox(mpsc::Sender<Message>);
+
+impl Mailbox {
+    /// The mailbox, and the messages for its owner.
+    #[must_use]
+    pub fn new() -> (Self, mpsc::Receiver<Message>) {
+        let (sender, messages) = mpsc::channel(CAPACITY);
+        (Self(sender), messages)
+    }
+
+    /// Sends a query, and waits for its response.
+    ///
+    /// # Errors
+    /// The task that owns the table has ended.
+    pub async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> io::Result<T> {
+        self.send(|sender| Message::Query(query(sender))).await
+    }
+
+    /// Sends a command, and waits for its outcome.
+    ///
+    /// # Errors
+    /// The task that owns the table has ended.
+    pub async fn order<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> io::Result<T> {
+        self.send(|sender| Message::Command(command(sender))).await
+    }
+
+    /// Sends a command without an outcome.
+    ///
+    /// # Errors
+    /// The task that owns the table has ended.
+    pub async fn tell(&self, command: Command) -> io::Result<()> {
+        self.0.send(Message::Command(command)).await.map_err(io::Error::other)
+    }
+
+    async fn send<T>(&self, message: impl FnOnce(oneshot::Sender<T>) -> Message) -> io::Result<T> {
+        let (sender, receiver) = oneshot::channel();
+        self.0.send(message(sender)).await.map_err(io::Error::other)?;
+        receiver.await.map_err(io::Error::other)
+    }
+}

@@ -1,0 +1,13 @@
+//! State that the task that owns the table reports: plain data, without a way to anybody.
+
+mod canary_state;
+mod measures;
+mod restored;
+mod service_calls;
+mod status;
+
+pub use canary_state::{CanaryState, Untried};
+pub(crate) use measures::{Measures, ResumeReason};
+pub use restored::Restored;
+pub use service_calls::ServiceCalls;
+pub use status::Status;
