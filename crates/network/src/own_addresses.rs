@@ -92,7 +92,8 @@ impl DetectedAddresses {
             let destinations = known.chain([(by_default, Route::Default)]);
             let mut usable = destinations.filter_map(|(destination, route)| {
                 let source = source_address(destination).filter(route::is_usable)?;
-                Some((source, if source == destination { Route::Given } else { route }))
+                let is_given = route == Route::ToGiven && source == destination;
+                Some((source, if is_given { Route::Given } else { route }))
             });
             detected.extend(usable.next());
         }
@@ -162,6 +163,8 @@ mod tests {
         let of_v6 = "fd00::2 (default route)";
         let given = |routes| selected_with(&["10.0.0.7"], &["192.0.2.1"], routes, &default);
         assert_eq!(given(&[("10.0.0.7", "10.0.0.7")]), format!("10.0.0.7 (given), {of_v6}"));
+        let server = selected(&["192.0.2.1"], &[("192.0.2.1", "192.0.2.1")], &[]);
+        assert_eq!(server, "192.0.2.1 (route to the API server)", "it runs here");
         assert_eq!(given(&[("10.0.0.7", "172.16.0.2")]), format!("172.16.0.2 (route to the given address), {of_v6}"));
     }
 
