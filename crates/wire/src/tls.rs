@@ -97,7 +97,8 @@ pub(super) fn explain(error: &io::Error, material: &TlsMaterial) -> String {
     let Some(cause) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else { return error.to_string() };
     let authorities = material.authorities_from.as_deref().unwrap_or("the system's certificate authorities");
     match cause {
-        Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+        // A new authority often has the name of the old one.
+        Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             format!("the server's certificate is signed by no certificate of {authorities}: put its authority there")
         }
         Error::InvalidCertificate(invalid) if is_authority(invalid) => format!(

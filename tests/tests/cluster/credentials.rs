@@ -144,7 +144,7 @@ fn renewed_certificates_and_authorities_are_used_without_a_gap_and_without_a_lis
         let other = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap();
         vm.write("ca.crt", &other.cert.pem());
         let line = agent.wait_log("the present connection to the API server stays for now", PATIENCE);
-        assert!(line.contains("WARN") && line.contains("invalid peer certificate"), "{line}");
+        assert!(line.contains("WARN") && line.contains("is signed by no certificate of"), "{line}");
         // The relay closes the refused one a moment later.
         eventually(PATIENCE, "there is one connection", || match vm.relay.open_count() {
             1 => Ok(()),
@@ -165,7 +165,7 @@ fn renewed_certificates_and_authorities_are_used_without_a_gap_and_without_a_lis
         control_plane.renew_authority();
         vm.cluster.apply_service("web", "10.96.0.10", &["10.244.0.1"]);
         vm.cluster.expect(&[WEB]);
-        cut_until(&vm, &mut agent, &["WARN", "cannot watch services", "invalid peer certificate"]);
+        cut_until(&vm, &mut agent, &["WARN", "cannot watch services", "is signed by no certificate of"]);
         vm.cluster.assert_table(&[WEB]);
         vm.write("ca.crt", &control_plane.ca_pem());
         vm.expect_another(true);
