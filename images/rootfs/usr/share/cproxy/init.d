@@ -26,7 +26,8 @@ keep_running() {
     exec </dev/null >>"$LOG" 2>&1
     agent=
     trap 'kill "$agent" && wait "$agent"; exit 0' TERM
-    trap 'kill -HUP "$agent"' HUP
+    # HUP cannot be trapped where it was ignored before, as under nohup.
+    trap 'kill -HUP "$agent"' HUP USR1
     # A package that is removed takes the program away.
     while [ -x "$DAEMON" ]; do
         "$DAEMON" run &
@@ -64,7 +65,7 @@ case "$1" in
     stop) stop ;;
     restart | force-reload) stop && start ;;
     # Reads settings and credentials again.
-    reload) pid && kill -HUP "$pid" ;;
+    reload) pid && kill -USR1 "$pid" ;;
     status)
         # LSB: 3 means not running.
         pid || { echo "cproxy is not running"; exit 3; }
