@@ -446,9 +446,8 @@ pub struct Settings {
 
 /// Address of the VM: an element of `OWN_ADDRESSES`. 40 bytes.
 ///
-/// A datagram socket that connects to a Service without a backend is connected to this address and [`REFUSED_PORT`].
-/// Nobody listens there: the socket gets the source address that it would have towards a pod, and ECONNREFUSED after
-/// its first datagram.
+/// The peer, at [`REFUSED_PORT`], of datagram sockets that connect to a Service without a backend: the source address
+/// of such a socket is the one that it would have towards a pod, and its first datagram gets ECONNREFUSED.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnAddress {

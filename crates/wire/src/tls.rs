@@ -57,13 +57,15 @@ impl TlsMaterial {
         let builder = builder.map_err(|error| error.to_string())?;
         let builder = match &self.authorities {
             _ if self.is_insecure => {
-                builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider.clone())))
+                let verifier = Verifier { provider: provider.clone(), trust: Trust::Any };
+                builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
             }
             Some(certificates) => {
-                let verifier = ClusterVerifier::new(certificates, provider.clone());
-                let verifier = verifier.map_err(|error| {
+                let trusted = Trusted::new(certificates, provider.clone());
+                let trusted = trusted.map_err(|error| {
                     format!("{}: {error}", self.authorities_from.as_deref().unwrap_or("certificate authority"))
                 })?;
+                let verifier = Verifier { provider: provider.clone(), trust: Trust::These(trusted) };
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
             }
             None => builder.with_platform_verifier().map_err(|error| format!("the system's authorities: {error}"))?,
@@ -140,17 +142,31 @@ impl Identity {
     }
 }
 
-/// Verifier of the server's certificate by the cluster's authorities. As in Go, a certificate that is itself one of
-/// them needs no other signature.
+/// Verifier of the server's certificate and of its signatures.
 #[derive(Debug)]
-struct ClusterVerifier {
+struct Verifier {
+    provider: Arc<CryptoProvider>,
+    trust: Trust,
+}
+
+#[derive(Debug)]
+enum Trust {
+    /// Every certificate (`insecure-skip-tls-verify`). Signatures are still checked, so that a broken connection is
+    /// noticed.
+    Any,
+    These(Trusted),
+}
+
+/// Authorities of the cluster. As in Go, a server's certificate that is itself one of them needs no other signature.
+#[derive(Debug)]
+struct Trusted {
     by_authorities: Arc<WebPkiServerVerifier>,
-    trusted: Vec<CertificateDer<'static>>,
+    certificates: Vec<CertificateDer<'static>>,
     /// Whether one of them may sign others.
     has_authority: bool,
 }
 
-impl ClusterVerifier {
+impl Trusted {
     /// As client-go, it leaves out authorities that cannot be read, if there are others.
     fn new(certificates: &[Vec<u8>], provider: Arc<CryptoProvider>) -> Result<Self, String> {
         let mut store = RootCertStore::empty();
@@ -168,7 +184,32 @@ impl ClusterVerifier {
         }
         let by_authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider).build();
         let by_authorities = by_authorities.map_err(|error| error.to_string())?;
-        Ok(Self { by_authorities, trusted, has_authority: signers != 0 })
+        Ok(Self { by_authorities, certificates: trusted, has_authority: signers != 0 })
+    }
+
+    fn verify(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let is_trusted = self.certificates.iter().any(|trusted| trusted == certificate);
+        if !is_trusted && !self.has_authority {
+            return Err(CertificateError::UnknownIssuer.into());
+        }
+        let verified = self.by_authorities.verify_server_cert(certificate, intermediates, name, ocsp_response, now);
+        match verified {
+            // webpki has looked at its times before.
+            Err(Error::InvalidCertificate(error))
+                if is_trusted && (error == CertificateError::UnknownIssuer || is_authority(&error)) =>
+            {
+                verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
     }
 }
 
@@ -196,7 +237,7 @@ fn is_authority(error: &CertificateError) -> bool {
     other.0.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity)
 }
 
-impl ServerCertVerifier for ClusterVerifier {
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -205,20 +246,9 @@ impl ServerCertVerifier for ClusterVerifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let is_trusted = self.trusted.iter().any(|trusted| trusted == certificate);
-        if !is_trusted && !self.has_authority {
-            return Err(CertificateError::UnknownIssuer.into());
-        }
-        let verified = self.by_authorities.verify_server_cert(certificate, intermediates, name, ocsp_response, now);
-        match verified {
-            // webpki has looked at its times before.
-            Err(Error::InvalidCertificate(error))
-                if is_trusted && (error == CertificateError::UnknownIssuer || is_authority(&error)) =>
-            {
-                verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
-                Ok(ServerCertVerified::assertion())
-            }
-            verified => verified,
+        match &self.trust {
+            Trust::Any => Ok(ServerCertVerified::assertion()),
+            Trust::These(trusted) => trusted.verify(certificate, intermediates, name, ocsp_response, now),
         }
     }
 
@@ -228,7 +258,8 @@ impl ServerCertVerifier for ClusterVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.by_authorities.verify_tls12_signature(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -237,11 +268,12 @@ impl ServerCertVerifier for ClusterVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.by_authorities.verify_tls13_signature(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.by_authorities.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -256,47 +288,6 @@ fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
         pem::Error::NoItemsFound => "client key: it has no private key in PEM".to_owned(),
         error => format!("client key: {error}"),
     })
-}
-
-/// Verifier for `insecure-skip-tls-verify`. Signatures are still checked, so that a broken connection is noticed.
-#[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]
