@@ -47,11 +47,11 @@ use tokio::{
 use crate::{
     config::{Config, TableSettings},
     controls::Controls,
-    endpoints::Endpoints,
     mailbox::Mailbox,
     manifests::{self, ParseOptions},
     privileges::{self, Broker, Rights},
     run_dir::{self, RunDir},
+    status_http::StatusHttp,
 };
 
 /// Maximum number of batches of events that wait: a bound on memory, not on speed. From the API server each is one
@@ -105,7 +105,7 @@ async fn run_until_stopped(
     let lock = PinDir::new(&environment.pin_dir).lock()?;
     let run_dir = RunDir::claim(&config.run_dir)?;
     let (listener, socket) = run_dir.listen()?;
-    let endpoints = Endpoints::open(config.metrics_address.as_ref(), config.healthz_address.as_ref())?;
+    let status_http = StatusHttp::open(config.metrics_address.as_ref(), config.healthz_address.as_ref())?;
     timeline.end(Phase::Prepare);
     let last_contact = LastContact::default();
     let configuration = source.configuration().cloned();
@@ -117,7 +117,7 @@ async fn run_until_stopped(
     let has_exec_plugin = configuration.as_ref().is_some_and(Configuration::has_exec_plugin);
     // It gets ready while the programs are loaded.
     let starting = (!has_exec_plugin).then(|| {
-        let files = endpoints.files().chain([&**socket.path()]);
+        let files = status_http.files().chain([&**socket.path()]);
         Broker::start(&config.run_dir, &environment.pin_dir, files)
     });
     install::install_in_child(&environment, &lock, config.service_counters, None).await?;
@@ -146,10 +146,10 @@ async fn run_until_stopped(
     if has_kept(lock.pins()) {
         drop(tokio::spawn(handover::end(lock.pins().clone())));
     }
-    if !endpoints.is_empty() {
+    if !status_http.is_empty() {
         reconciler.measure();
     }
-    let _files = endpoints.start(mailbox.clone(), lock.pins().clone()).map_err(AgentError::EndpointThread)?;
+    let _files = status_http.start(mailbox.clone(), lock.pins().clone()).map_err(AgentError::StatusHttpThread)?;
     let controls = Controls::new(log, &config);
     drop(tokio::spawn(run_dir::serve(listener, socket, mailbox.clone(), controls.clone())));
     drop(tokio::spawn(reconciler.place_sweeper(mailbox.clone()).run()));

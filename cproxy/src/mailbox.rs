@@ -32,7 +32,7 @@ pub enum Query {
     Services(oneshot::Sender<Vec<u8>>),
     /// Gauges of the agent.
     Gauges(oneshot::Sender<Vec<(&'static str, u64)>>),
-    /// State for the endpoints.
+    /// State for `status_http`.
     Status(oneshot::Sender<Status>),
     /// Sums of these counters by Service.
     ServiceCalls(ServiceCounters, oneshot::Sender<Vec<ServiceCalls>>),

@@ -6,9 +6,9 @@ use cproxy_datapath::bpf::{CgroupError, EnvironmentError, PinError, TableError};
 use cproxy_wire::ClientError;
 
 use crate::{
-    endpoints::EndpointError,
     manifests::ManifestError,
     run_dir::{Failure, RunDirError},
+    status_http::StatusHttpError,
 };
 
 /// Reason why the agent does not run.
@@ -50,12 +50,12 @@ pub enum AgentError {
     /// The run directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
-    /// An endpoint cannot be opened.
+    /// An address of the metrics or health checks cannot be opened.
     #[error(transparent)]
-    Endpoint(#[from] EndpointError),
-    /// The thread of the endpoints cannot be started.
+    StatusHttp(#[from] StatusHttpError),
+    /// The thread of the metrics and health checks cannot be started.
     #[error("cannot start the thread of the metrics and health checks: {0}")]
-    EndpointThread(io::Error),
+    StatusHttpThread(io::Error),
     /// Signals cannot be received.
     #[error("cannot wait for SIGHUP: {0}")]
     Signal(io::Error),

@@ -104,7 +104,7 @@ pub(super) struct Reconciler {
     /// Exclusions in force.
     exclusions: Exclusions,
     last_changes: LastChanges,
-    /// Measures for the endpoints, if there are any.
+    /// Measures for `status_http`, if it serves.
     measures: Option<Box<Measures>>,
 }
 
@@ -198,7 +198,7 @@ impl Reconciler {
         result
     }
 
-    /// Measures from now on, for endpoints.
+    /// Measures from now on, for `status_http`.
     pub(super) fn measure(&mut self) {
         self.measures = Some(Box::default());
     }
@@ -255,7 +255,7 @@ impl Reconciler {
         gauges
     }
 
-    /// State for the endpoints.
+    /// State for `status_http`.
     fn status(&self) -> Status {
         let lists =
             self.store.pending_lists().map(|kind| format!("there is no complete list of {}s yet", kind.singular()));

@@ -1,4 +1,4 @@
-//! Measures of the task that owns the table, for the endpoints. Without an endpoint there are none.
+//! Measures of the task that owns the table, for `status_http`. Without an address of that there are none.
 
 use std::time::{Duration, Instant, SystemTime};
 

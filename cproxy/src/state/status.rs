@@ -1,4 +1,4 @@
-//! State of the agent for its endpoints.
+//! State of the agent for `status_http`.
 
 use super::Measures;
 

@@ -62,7 +62,7 @@ fn write_reference(directory: &Path) -> io::Result<()> {
     fs::write(directory.join("settings.md"), reference::settings(&agent))?;
     fs::write(directory.join("exit-codes.md"), reference::exit_codes())?;
     fs::write(directory.join("json.md"), json::page(cproxy::cli::schemas()))?;
-    fs::write(directory.join("metrics.md"), metrics::page("cproxy", &cproxy::endpoints::every_metric()))?;
+    fs::write(directory.join("metrics.md"), metrics::page("cproxy", &cproxy::status_http::every_metric()))?;
     fs::write(directory.join("relay-metrics.md"), metrics::page("cproxy-relay", &cproxy_relay::every_metric()))?;
     fs::write(directory.join("cproxy-relay.md"), reference::commands(&cproxy_relay::cli::manual()))
 }

@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn every_metric_has_a_type_and_a_meaning() {
-        for text in [cproxy::endpoints::every_metric(), cproxy_relay::every_metric()] {
+        for text in [cproxy::status_http::every_metric(), cproxy_relay::every_metric()] {
             let metrics = metrics(&text);
             assert!(metrics.len() > 20 && metrics.iter().all(|of| !of.kind.is_empty() && !of.help.is_empty()));
         }

@@ -1,7 +1,7 @@
-//! Endpoints of the agent for monitoring: `/metrics`, `/healthz`, `/livez` and `/readyz`.
+//! Status of the agent over HTTP, for monitoring: `/metrics`, `/healthz`, `/livez` and `/readyz`.
 //!
-//! They have a thread of their own, so that they answer while the agent's loop hangs. They ask that loop for its state,
-//! with a time limit, and change nothing. Without an address there is neither thread nor state.
+//! It has a thread of its own, so that it answers while the agent's loop hangs. It asks that loop for its state, with a
+//! time limit, and changes nothing. Without an address there is neither thread nor state.
 
 mod health;
 mod metrics;
@@ -38,15 +38,15 @@ struct Paths {
 
 /// Listeners that do not serve yet.
 #[derive(Debug, Default)]
-pub struct Endpoints {
+pub struct StatusHttp {
     listeners: Vec<(StatusListener, Paths)>,
     files: Vec<Arc<SocketFile>>,
 }
 
-/// Failure to open an endpoint.
+/// Failure to open an address.
 #[derive(Debug, thiserror::Error)]
 #[error("{flag} {address}: {error}; {}", advice(.error))]
-pub struct EndpointError {
+pub struct StatusHttpError {
     flag: &'static str,
     address: ListenAddress,
     error: io::Error,
@@ -61,24 +61,24 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Files of the endpoints' unix sockets, removed when this is dropped.
+/// Files of the unix sockets, removed when this is dropped.
 #[derive(Debug)]
-pub struct EndpointFiles(Vec<Arc<SocketFile>>);
+pub struct StatusHttpFiles(Vec<Arc<SocketFile>>);
 
-impl Drop for EndpointFiles {
+impl Drop for StatusHttpFiles {
     fn drop(&mut self) {
         // The thread that serves has them, too.
         self.0.iter().for_each(|file| file.close());
     }
 }
 
-impl Endpoints {
+impl StatusHttp {
     /// Opens the listeners; one if both addresses are the same. Call it inside a tokio runtime.
     ///
     /// # Errors
     /// An address is in use or cannot be bound.
-    pub fn open(metrics: Option<&ListenAddress>, health: Option<&ListenAddress>) -> Result<Self, EndpointError> {
-        let mut endpoints = Self::default();
+    pub fn open(metrics: Option<&ListenAddress>, health: Option<&ListenAddress>) -> Result<Self, StatusHttpError> {
+        let mut status_http = Self::default();
         let is_shared = metrics == health;
         let first =
             if is_shared { "--metrics-bind-address and --healthz-bind-address" } else { "--metrics-bind-address" };
@@ -88,12 +88,12 @@ impl Endpoints {
         ] {
             let Some(address) = address else { continue };
             let opened = StatusListener::open(address);
-            let listener = opened.map_err(|error| EndpointError { flag, address: address.clone(), error })?;
+            let listener = opened.map_err(|error| StatusHttpError { flag, address: address.clone(), error })?;
             tracing::info!(name: "listening", "{flag}: listening on {}", listener.address(address));
-            endpoints.files.extend(listener.file().cloned());
-            endpoints.listeners.push((listener, paths));
+            status_http.files.extend(listener.file().cloned());
+            status_http.listeners.push((listener, paths));
         }
-        Ok(endpoints)
+        Ok(status_http)
     }
 
     /// Whether there is no listener.
@@ -111,7 +111,7 @@ impl Endpoints {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(self, mailbox: Mailbox, pins: PinDir) -> io::Result<EndpointFiles> {
+    pub fn start(self, mailbox: Mailbox, pins: PinDir) -> io::Result<StatusHttpFiles> {
         if !self.is_empty() {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             let started = SystemTime::now();
@@ -128,7 +128,7 @@ impl Endpoints {
             };
             drop(thread::Builder::new().name(THREAD.to_owned()).stack_size(STACK_BYTES).spawn(serve)?);
         }
-        Ok(EndpointFiles(self.files))
+        Ok(StatusHttpFiles(self.files))
     }
 }
 
