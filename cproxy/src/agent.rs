@@ -45,7 +45,7 @@ use tokio::{
 };
 
 use crate::{
-    config::{Config, TableSettings},
+    config::{Config, ExcludeNetns, TableSettings},
     controls::Controls,
     mailbox::Mailbox,
     manifests::{self, ParseOptions},
@@ -64,7 +64,7 @@ const EVENTS_WAITING_MAX: usize = 16;
 /// # Errors
 /// The reason why it does not run; nothing is half attached.
 pub async fn run(config: Config, log: LogFilter, reread: Reread) -> Result<(), AgentError> {
-    let run_dir = config.run_dir.clone();
+    let run_dir = config.run.run_dir.clone();
     // It makes the agent's last calls, too.
     let mut broker = None;
     let outcome = run_until_stopped(config, log, reread, &mut broker).await;
@@ -90,22 +90,26 @@ async fn run_until_stopped(
         tracing::warn!("not all capabilities can be given up: {error}");
     }
     // All input is checked before anything is attached.
-    let mut node = config.node.clone();
+    let mut node = config.node_context();
     let options = ParseOptions { node_name: node.node_name.clone(), whole_service: None };
-    let bootstrap = config.bootstrap.as_deref().map(|path| read_bootstrap(path, &node, &options)).transpose()?;
+    let bootstrap =
+        config.bootstrap.bootstrap.as_deref().map(|path| read_bootstrap(path, &node, &options)).transpose()?;
     let settings = table_settings(&config)?;
-    let source = source::check(&config.source, options).await?;
+    let source = source::check(&config.source.source(), options).await?;
     if let CheckedSource::Manifests(_, files) = &source
         && let Some(problem) = files.missing_node()
     {
         tracing::warn!("{problem}");
     }
-    let environment = Environment::prepare(config.cgroup.as_deref(), &config.pin_dir, &config.run_dir)?;
+    let environment = Environment::prepare(config.cgroup.cgroup.as_deref(), &config.pins.pin_dir, &config.run.run_dir)?;
     // Held until the end: the only agent on these pins. The run directory has a lock of its own.
     let lock = PinDir::new(&environment.pin_dir).lock()?;
-    let run_dir = RunDir::claim(&config.run_dir)?;
+    let run_dir = RunDir::claim(&config.run.run_dir)?;
     let (listener, socket) = run_dir.listen()?;
-    let status_http = StatusHttp::open(config.metrics_address.as_ref(), config.healthz_address.as_ref())?;
+    let status_http = StatusHttp::open(
+        config.monitoring.metrics_bind_address.as_ref(),
+        config.monitoring.healthz_bind_address.as_ref(),
+    )?;
     timeline.end(Phase::Prepare);
     let last_contact = LastContact::default();
     let configuration = source.configuration().cloned();
@@ -113,14 +117,14 @@ async fn run_until_stopped(
     // The source alone keeps the channel open, so that its end is noticed.
     let weak_sender = sender.downgrade();
     let client = source::start(source, node.node_name.clone(), socket_setup(lock.pins()), last_contact.clone(), sender);
-    let source = SourceStatus::new(&config.source, client.clone(), last_contact.clone());
+    let source = SourceStatus::new(&config.source.source(), client.clone(), last_contact.clone());
     let has_exec_plugin = configuration.as_ref().is_some_and(Configuration::has_exec_plugin);
     // It gets ready while the programs are loaded.
     let starting = (!has_exec_plugin).then(|| {
         let files = status_http.files().chain([&**socket.path()]);
-        Broker::start(&config.run_dir, &environment.pin_dir, files)
+        Broker::start(&config.run.run_dir, &environment.pin_dir, files)
     });
-    install::install_in_child(&environment, &lock, config.service_counters, None).await?;
+    install::install_in_child(&environment, &lock, config.counters.service_counters, None).await?;
     report_scope(&environment, &run_dir)?;
     timeline.end(Phase::Install);
     // Nothing is derived before the addresses are known.
@@ -130,8 +134,8 @@ async fn run_until_stopped(
     node.pod_ips = pod_ips;
     let (store, readiness) = (Store::new(node.clone()), Readiness::new(run_dir, timeline));
     let (health_watch, demands) = HealthWatch::new();
-    let own = Own { canary: Canary::new(&config.canary), health_watch: health_watch.clone() };
-    let mut reconciler = Reconciler::open(&lock, store, readiness, source, config.terminate_sockets, own)?;
+    let own = Own { canary: Canary::new(&config.monitoring.canary_address), health_watch: health_watch.clone() };
+    let mut reconciler = Reconciler::open(&lock, store, readiness, source, config.traffic.terminate_sockets, own)?;
     reconciler.configure(settings)?;
     reconciler.set_own_addresses(own_addresses)?;
     reconciler.reseed()?;
@@ -163,9 +167,9 @@ async fn run_until_stopped(
         last_contact,
         mailbox: mailbox.clone(),
         environment,
-        cgroup: config.cgroup.clone(),
-        service_counters: config.service_counters,
-        run_dir: config.run_dir.clone(),
+        cgroup: config.cgroup.cgroup.clone(),
+        service_counters: config.counters.service_counters,
+        run_dir: config.run.run_dir.clone(),
         lock,
     };
     drop(tokio::spawn(health_checker.run()));
@@ -233,12 +237,13 @@ async fn broker_ended(broker: Option<&Broker>) -> AgentError {
 
 /// Settings of the table. Fails if an excluded cgroup does not exist.
 fn table_settings(config: &Config) -> Result<TableSettings, AgentError> {
-    let Config { exclude, balance, terminate_sockets, .. } = config;
-    let cgroups = exclude.cgroups.iter().map(|dir| excluded_cgroup(dir)).collect::<Result<_, _>>()?;
-    let netns_others_than = exclude.other_netns.then(netns_cookie).transpose().map_err(AgentError::ExcludeNetns)?;
-    let (uids, ports) = (exclude.uids.clone(), exclude.ports.clone());
+    let traffic = &config.traffic;
+    let cgroups = traffic.exclude_cgroup.iter().map(|dir| excluded_cgroup(dir)).collect::<Result<_, _>>()?;
+    let has_netns = traffic.exclude_netns == ExcludeNetns::Others;
+    let netns_others_than = has_netns.then(netns_cookie).transpose().map_err(AgentError::ExcludeNetns)?;
+    let (uids, ports) = (traffic.exclude_uid.clone(), traffic.exclude_port.clone());
     let exclusions = Exclusions { cgroups, uids, ports, netns_others_than };
-    Ok(TableSettings { exclusions, balance: *balance, terminate_sockets: *terminate_sockets })
+    Ok(TableSettings { exclusions, balance: traffic.balance, terminate_sockets: traffic.terminate_sockets })
 }
 
 fn read_bootstrap(path: &Path, node: &NodeContext, options: &ParseOptions) -> Result<Store, AgentError> {

@@ -1,20 +1,51 @@
-//! Validated configuration of `cproxy run`; no I/O.
+//! Configuration of `cproxy run`: its settings, and what follows from them; no I/O.
 
 mod changes;
+mod choice;
+mod origins;
+mod setting;
 mod setting_rows;
+mod table;
 
-use std::{collections::BTreeMap, fmt, path::PathBuf};
+use std::{fmt, path::PathBuf};
 
-pub use changes::{Change, Changes};
-use cproxy_core::{Balance, Exclusions, ExternalIps, NodeContext};
-use cproxy_datapath::sockets::Mode;
+use clap::Args;
+use cproxy_core::{Balance, Exclusions, NodeContext};
+use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::TerminateSockets};
 use cproxy_wire::ApiServer;
-pub use setting_rows::SettingRow;
-use tracing::Level;
 
-use cproxy_daemon::{ListenAddress, LogFormat};
-
+pub(crate) use self::choice::choice;
+#[cfg(feature = "schema")]
+pub use self::setting::Manual;
+pub use self::{
+    changes::{Change, Changes},
+    choice::{Choice, ExcludeNetns, OnTimeout, ServiceCounting},
+    origins::{Origins, Switch},
+    setting::{Applies, Group, Secrecy, Setting, Settings},
+    setting_rows::SettingRow,
+    table::{
+        BootstrapSettings, CgroupSettings, CounterSettings, LogSettings, MonitoringSettings, NodeNameSettings,
+        NodeSettings, PinDirSettings, RunDirSettings, SourceSettings, SwitchSettings, TrafficSettings, WaitSettings,
+    },
+};
 pub use crate::canary::CanaryAddresses;
+
+/// All settings by group, in the order of the help.
+pub const SETTINGS: [Group; 13] = [
+    SwitchSettings::GROUP,
+    SourceSettings::GROUP,
+    BootstrapSettings::GROUP,
+    NodeNameSettings::GROUP,
+    NodeSettings::GROUP,
+    CgroupSettings::GROUP,
+    TrafficSettings::GROUP,
+    CounterSettings::GROUP,
+    MonitoringSettings::GROUP,
+    PinDirSettings::GROUP,
+    RunDirSettings::GROUP,
+    LogSettings::GROUP,
+    WaitSettings::GROUP,
+];
 
 /// Source of Services and EndpointSlices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,19 +56,6 @@ pub enum ObjectSource {
     Manifests(Vec<PathBuf>),
 }
 
-/// Processes and destinations that are left alone.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Exclude {
-    /// cgroup2 directories: processes in or below them.
-    pub cgroups: Vec<PathBuf>,
-    /// User ids of processes.
-    pub uids: Vec<u32>,
-    /// Destination ports.
-    pub ports: Vec<u16>,
-    /// Other network namespaces than the agent's.
-    pub other_netns: bool,
-}
-
 /// Settings of the programs and of the search for stale sockets.
 #[derive(Clone, Debug)]
 pub struct TableSettings {
@@ -46,67 +64,142 @@ pub struct TableSettings {
     /// Choice of a backend for a new connection.
     pub balance: Balance,
     /// Stale sockets to close.
-    pub terminate_sockets: Mode,
+    pub terminate_sockets: TerminateSockets,
 }
 
-/// Counters of calls by Service.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ServiceCounting {
-    /// The programs do not count.
-    #[default]
-    Off,
-    /// The programs count.
-    On,
+/// Configuration of the agent: all settings of `cproxy run`, which are its flags.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Whether the agent does anything on this machine. An agent that runs has found it so at its start.
+    #[command(flatten)]
+    pub switch: Switch,
+    /// Source of the objects.
+    #[command(flatten)]
+    pub source: SourceSettings,
+    /// Table until the first complete sync.
+    #[command(flatten)]
+    pub bootstrap: BootstrapSettings,
+    /// Name of the node.
+    #[command(flatten)]
+    pub node_name: NodeNameSettings,
+    /// Addresses of node and VM, as far as they are given.
+    #[command(flatten)]
+    pub node: NodeSettings,
+    /// Place of the programs.
+    #[command(flatten)]
+    pub cgroup: CgroupSettings,
+    /// Calls that are translated, and how.
+    #[command(flatten)]
+    pub traffic: TrafficSettings,
+    /// Counters by Service.
+    #[command(flatten)]
+    pub counters: CounterSettings,
+    /// Tests by the agent itself, and what monitoring sees.
+    #[command(flatten)]
+    pub monitoring: MonitoringSettings,
+    /// The pin directory.
+    #[command(flatten)]
+    pub pins: PinDirSettings,
+    /// The run directory.
+    #[command(flatten)]
+    pub run: RunDirSettings,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogSettings,
 }
 
-impl ServiceCounting {
-    /// Its name on the command line.
+impl Config {
+    /// Says which setting has more values than the programs have room for, if one has.
+    ///
+    /// # Errors
+    /// Names the flag, the number of its values and the limit.
+    pub fn check(&self) -> Result<(), String> {
+        let TrafficSettings { exclude_cgroup, exclude_uid, exclude_port, exclude_netns, .. } = &self.traffic;
+        let has_netns = *exclude_netns == ExcludeNetns::Others;
+        let counts = [
+            ("--exclude-cgroup", exclude_cgroup.len(), EXCLUDED_CGROUPS_MAX - usize::from(has_netns)),
+            ("--exclude-uid", exclude_uid.len(), EXCLUSIONS_MAX),
+            ("--exclude-port", exclude_port.len(), EXCLUSIONS_MAX),
+        ];
+        let Some((flag, count, most)) = counts.into_iter().find(|(_, count, most)| count > most) else {
+            return Ok(());
+        };
+        let beside = if has_netns && flag == "--exclude-cgroup" { " beside --exclude-netns" } else { "" };
+        Err(format!("{flag}: {count} values; at most {most} are allowed{beside}"))
+    }
+
+    /// Node and VM that the agent runs on, as far as they are given.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::On => "on",
-        }
+    pub fn node_context(&self) -> NodeContext {
+        self.node.context(&self.node_name)
+    }
+
+    /// The settings with their values: those of the source first.
+    fn groups(&self) -> [&dyn Settings; 12] {
+        let Self { switch, source, bootstrap, node_name, node, cgroup, traffic, counters, monitoring, pins, run, log } =
+            self;
+        [source, &switch.settings, bootstrap, node_name, node, cgroup, traffic, counters, monitoring, pins, run, log]
+    }
+
+    /// Takes the values of `old` for settings that count at the next start.
+    fn keep(&mut self, old: &Self) {
+        let Self { switch, source, bootstrap, node_name, node, cgroup, traffic, counters, monitoring, pins, run, log } =
+            self;
+        switch.settings.keep(&old.switch.settings);
+        source.keep(&old.source);
+        bootstrap.keep(&old.bootstrap);
+        node_name.keep(&old.node_name);
+        node.keep(&old.node);
+        cgroup.keep(&old.cgroup);
+        traffic.keep(&old.traffic);
+        counters.keep(&old.counters);
+        monitoring.keep(&old.monitoring);
+        pins.keep(&old.pins);
+        run.keep(&old.run);
+        log.keep(&old.log);
     }
 }
 
-/// Configuration of the agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Whether the agent does anything on this machine. An agent that runs has found it so at its start.
-    pub enabled: bool,
-    /// Source of the objects.
-    pub source: ObjectSource,
-    /// Manifest to serve until the first complete sync.
-    pub bootstrap: Option<PathBuf>,
-    /// Node name, node IPs and VM IPs, as far as they are given.
-    pub node: NodeContext,
-    /// cgroup to attach to; `None`: the cgroup2 root.
-    pub cgroup: Option<PathBuf>,
-    /// Exclusions.
-    pub exclude: Exclude,
-    /// Choice of a backend for a new connection.
-    pub balance: Balance,
-    /// Stale sockets to close.
-    pub terminate_sockets: Mode,
-    /// Whether calls are counted by Service.
-    pub service_counters: ServiceCounting,
-    /// Addresses by which the agent tests its own programs.
-    pub canary: CanaryAddresses,
-    /// Address of `/metrics`, if there is one.
-    pub metrics_address: Option<ListenAddress>,
-    /// Address of the health checks, if there is one.
-    pub healthz_address: Option<ListenAddress>,
-    /// Directory of pinned maps and links.
-    pub pin_dir: PathBuf,
-    /// Run directory, with `ready` and `cproxy.sock`.
-    pub run_dir: PathBuf,
-    /// Least severe level to log.
-    pub log_level: Level,
-    /// Format of log lines.
-    pub log_format: LogFormat,
-    /// Where flags got their values, by the name of the flag; defaults are left out.
-    pub origins: BTreeMap<String, String>,
+impl SourceSettings {
+    /// The source that they name.
+    #[must_use]
+    pub fn source(&self) -> ObjectSource {
+        if self.manifests.is_empty() {
+            ObjectSource::ApiServer(ApiServer {
+                kubeconfig: self.kubeconfig.clone(),
+                addresses: self.apiserver.clone(),
+                tls_server_name: self.tls_server_name.clone(),
+            })
+        } else {
+            ObjectSource::Manifests(self.manifests.clone())
+        }
+    }
+
+    /// Whether it is an API server. `manifests` is the setting of the other kind, and all others are its own.
+    fn is_api_server(&self) -> bool {
+        self.manifests.is_empty()
+    }
+}
+
+impl NodeNameSettings {
+    /// The given name. An empty one, as scripts may leave it in a flag, counts as absent.
+    #[must_use]
+    pub fn name(&self) -> Option<String> {
+        self.node_name.clone().filter(|name| !name.is_empty())
+    }
+}
+
+impl NodeSettings {
+    /// Node and VM, as far as they are given.
+    #[must_use]
+    pub fn context(&self, name: &NodeNameSettings) -> NodeContext {
+        NodeContext {
+            node_name: name.name(),
+            node_ips: self.node_ip.clone(),
+            pod_ips: self.pod_ip.clone(),
+            external_ips: self.external_ips,
+        }
+    }
 }
 
 impl fmt::Display for ObjectSource {
@@ -121,62 +214,13 @@ impl fmt::Display for ObjectSource {
     }
 }
 
+/// The source, and the settings that some place has.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.source.fmt(f)?;
-        if let Some(path) = &self.bootstrap {
-            write!(f, "; bootstrap {}", path.display())?;
+        self.source.source().fmt(f)?;
+        for row in self.rows().iter().filter(|row| self.switch.origins.has(&row.name)) {
+            write!(f, "; {} {}", row.name, row.value)?;
         }
-        if let Some(name) = &self.node.node_name {
-            write!(f, "; node {name}")?;
-        }
-        for (what, addresses) in [("node addresses", &self.node.node_ips), ("given own addresses", &self.node.pod_ips)]
-        {
-            if !addresses.is_empty() {
-                let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-                write!(f, "; {what} {}", addresses.join(", "))?;
-            }
-        }
-        if self.node.external_ips == ExternalIps::Ignore {
-            f.write_str("; ignores external addresses of Services")?;
-        }
-        match &self.cgroup {
-            Some(dir) => write!(f, "; cgroup {}", dir.display())?,
-            None => write!(f, "; the cgroup2 root")?,
-        }
-        self.exclude.fmt(f)?;
-        match self.balance {
-            Balance::Random => f.write_str("; chooses at random")?,
-            Balance::RoundRobin => f.write_str("; chooses round robin")?,
-        }
-        let closed = match self.terminate_sockets {
-            Mode::None => "no stale sockets",
-            Mode::Udp => "stale UDP sockets",
-            Mode::All => "all stale sockets",
-        };
-        write!(f, "; closes {closed}")?;
-        if self.service_counters == ServiceCounting::On {
-            f.write_str("; counts calls by Service")?;
-        }
-        write!(f, "; canary {}", self.canary)?;
-        for (name, address) in [("metrics", &self.metrics_address), ("health checks", &self.healthz_address)] {
-            if let Some(address) = address {
-                write!(f, "; {name} at {address}")?;
-            }
-        }
-        write!(f, "; pins in {}, run directory {}", self.pin_dir.display(), self.run_dir.display())
-    }
-}
-
-impl fmt::Display for Exclude {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut list = |what: &str, names: Vec<String>| match names.as_slice() {
-            [] => Ok(()),
-            names => write!(f, "; left alone: {what} {}", names.join(", ")),
-        };
-        list("cgroups", self.cgroups.iter().map(|dir| dir.display().to_string()).collect())?;
-        list("uids", self.uids.iter().map(u32::to_string).collect())?;
-        list("ports", self.ports.iter().map(u16::to_string).collect())?;
-        if self.other_netns { f.write_str("; left alone: other network namespaces") } else { Ok(()) }
+        Ok(())
     }
 }

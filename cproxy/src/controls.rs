@@ -32,7 +32,7 @@ impl Controls {
 
     /// Takes another configuration, whose level counts from now on.
     pub fn configure(&self, config: &Config) {
-        self.log.set_level(config.log_level);
+        self.log.set_level(config.log.log_level);
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = config.rows();
     }
 

@@ -47,7 +47,7 @@ const CAPABILITIES_MAX: u32 = 64;
 /// Capabilities that a configuration needs.
 fn needed(config: &Config) -> CapabilitySet {
     let always = ALWAYS.iter().fold(CapabilitySet::empty(), |all, (one, _)| all | *one);
-    let has_unix_socket = match &config.source {
+    let has_unix_socket = match &config.source.source() {
         ObjectSource::ApiServer(server) => server.addresses.iter().any(|at| matches!(at, ServerAddress::Unix(_))),
         ObjectSource::Manifests(_) => false,
     };

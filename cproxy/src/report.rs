@@ -9,6 +9,7 @@ mod filter;
 mod frontends;
 mod health;
 mod names;
+mod one_line;
 mod services;
 mod settings;
 mod sockets;
@@ -32,3 +33,4 @@ pub use trace::{SummaryRow, TraceRow, summary_rows, summary_text, trace_header};
 
 pub(crate) use columns::printable_lines;
 pub(crate) use explanations::{endpoints_text, missing_slice};
+pub(crate) use one_line::one_line;

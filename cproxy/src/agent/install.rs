@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::error::AgentError;
 use crate::{
-    config::ServiceCounting,
+    config::{Choice, ServiceCounting},
     privileges::{Broker, run_child},
     run_dir::Failure,
 };
@@ -32,7 +32,7 @@ pub(super) async fn install_in_child(
     let failed = |error| AgentError::Child(path.clone(), error);
     // The child shares the lock: if it outlives the agent, the next agent must not start beside it.
     let lock = lock.share().map_err(failed)?;
-    let words = ["install".into(), environment.cgroup.clone().into(), counters.as_str().into()];
+    let words = ["install".into(), environment.cgroup.clone().into(), Choice::name(counters).into()];
     let pin_dir = environment.pin_dir.clone();
     let (sender, ended) = oneshot::channel();
     let wait = move || drop(sender.send(run_child(broker.as_deref(), &pin_dir, &words, lock)));

@@ -10,7 +10,7 @@ use cproxy_daemon::{log_lines_left_out, memory};
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError},
     canary::Route,
-    sockets::Mode,
+    sockets::TerminateSockets,
 };
 use tokio::{
     sync::mpsc,
@@ -121,7 +121,7 @@ impl Reconciler {
         store: Store,
         readiness: Readiness,
         source: SourceStatus,
-        mode: Mode,
+        mode: TerminateSockets,
         own: Own,
     ) -> Result<Self, AgentError> {
         let pins = lock.pins().clone();

@@ -68,14 +68,14 @@ impl Reloader {
         let (config, changes) = self.config.replaced_by((self.reread)()?);
         let text = |error: AgentError| error.to_string();
         let table_settings = table_settings(&config).map_err(text)?;
-        let api_server = match &config.source {
+        let api_server = match config.source.source() {
             ObjectSource::ApiServer(server) => {
-                self.check_sockets(server)?;
-                let configuration = wire::configure(server).await.map_err(|error| text(error.into()))?;
+                self.check_sockets(&server)?;
+                let configuration = wire::configure(&server).await.map_err(|error| text(error.into()))?;
                 if configuration.has_exec_plugin() && !self.has_exec_plugin {
                     return Err("credentials from an exec plugin take another start of the agent".to_owned());
                 }
-                Some((server.clone(), configuration))
+                Some((server, configuration))
             }
             ObjectSource::Manifests(_) => None,
         };
@@ -87,10 +87,7 @@ impl Reloader {
 
     /// Checks that the agent may connect to each Unix socket that it did not have before. Those in force may be away.
     fn check_sockets(&self, server: &ApiServer) -> Result<(), String> {
-        let before = match &self.config.source {
-            ObjectSource::ApiServer(server) => server.addresses.as_slice(),
-            ObjectSource::Manifests(_) => &[],
-        };
+        let before = &self.config.source.apiserver;
         for address in server.addresses.iter().filter(|address| !before.contains(address)) {
             let ServerAddress::Unix(path) = address else { continue };
             privileges::check_unix_socket(path).map_err(|error| {
@@ -110,19 +107,19 @@ impl Reloader {
             tracing::error!("SIGHUP: {error}");
         }
         let configuration = api_server.as_ref().map(|(_, configuration)| configuration);
-        let PresentAddresses { pod_ips, own } = self.addresses.start(&config.node.pod_ips, configuration);
+        let PresentAddresses { pod_ips, own } = self.addresses.start(&config.node.pod_ip, configuration);
         self.mailbox.tell(Command::SetOwnAddresses(own)).await.ok();
         if let Some(events) = self.events.upgrade() {
             let node = &config.node;
             let events_now = vec![
-                Event::NodeIps(node.node_ips.clone()),
+                Event::NodeIps(node.node_ip.clone()),
                 Event::PodIps(pod_ips),
                 Event::ExternalIps(node.external_ips),
             ];
             events.send(events_now).await.ok();
         }
         // The level that shows more counts for this line.
-        self.controls.show(self.config.log_level.max(config.log_level));
+        self.controls.show(self.config.log.log_level.max(config.log.log_level));
         let changes = applied.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let changes = if changes.is_empty() { "no setting has changed".to_owned() } else { changes };
         tracing::info!(name: "settings_read", "SIGHUP: settings were read again: {changes}");

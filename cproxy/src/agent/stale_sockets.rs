@@ -11,7 +11,7 @@ use std::{
 use cproxy_core::Retired;
 use cproxy_datapath::{
     bpf::PinDir,
-    sockets::{self, Mode, Outcome},
+    sockets::{self, Outcome, TerminateSockets},
 };
 use tokio::sync::Notify;
 
@@ -28,19 +28,19 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Retired backends for the task that closes their sockets.
 pub(super) struct RetiredQueue {
-    mode: Mutex<Mode>,
+    mode: Mutex<TerminateSockets>,
     retired: Mutex<Retired>,
     /// Notified when backends were added.
     added: Notify,
 }
 
 impl RetiredQueue {
-    pub(super) fn new(mode: Mode) -> Self {
+    pub(super) fn new(mode: TerminateSockets) -> Self {
         Self { mode: Mutex::new(mode), retired: Mutex::default(), added: Notify::new() }
     }
 
     /// Changes the protocols whose sockets are closed. Sockets that were left open are looked for again.
-    pub(super) fn set_mode(&self, mode: Mode) {
+    pub(super) fn set_mode(&self, mode: TerminateSockets) {
         if std::mem::replace(&mut *self.mode.lock().unwrap_or_else(PoisonError::into_inner), mode) != mode {
             self.add(Retired::any());
         }
@@ -211,10 +211,10 @@ mod tests {
             })
         };
         for (mode, protocol, is_closed) in [
-            (Mode::None, Protocol::Udp, false),
-            (Mode::Udp, Protocol::Tcp, false),
-            (Mode::Udp, Protocol::Udp, true),
-            (Mode::All, Protocol::Tcp, true),
+            (TerminateSockets::None, Protocol::Udp, false),
+            (TerminateSockets::Udp, Protocol::Tcp, false),
+            (TerminateSockets::Udp, Protocol::Udp, true),
+            (TerminateSockets::All, Protocol::Tcp, true),
         ] {
             let retired_queue = RetiredQueue::new(mode);
             retired_queue.add(of(protocol));
@@ -222,18 +222,18 @@ mod tests {
             assert_eq!(retired_queue.drain(Retired::default()) == of(protocol), is_closed, "{mode:?} {protocol}");
             assert!(retired_queue.drain(Retired::default()).is_empty() && !is_woken(&retired_queue), "once");
         }
-        let retired_queue = RetiredQueue::new(Mode::Udp);
+        let retired_queue = RetiredQueue::new(TerminateSockets::Udp);
         retired_queue.add(Retired::any());
         retired_queue.add(of(Protocol::Tcp));
         let drained = retired_queue.drain(Retired::default());
         assert!(drained.of(Protocol::Tcp).is_empty() && drained.of(Protocol::Udp).has(&backend));
 
-        retired_queue.set_mode(Mode::Udp);
+        retired_queue.set_mode(TerminateSockets::Udp);
         assert!(retired_queue.drain(Retired::default()).is_empty(), "no change");
-        retired_queue.set_mode(Mode::All);
+        retired_queue.set_mode(TerminateSockets::All);
         let drained = retired_queue.drain(Retired::default());
         assert!(drained.of(Protocol::Tcp).has(&backend), "sockets were left open");
-        retired_queue.set_mode(Mode::None);
+        retired_queue.set_mode(TerminateSockets::None);
         assert!(retired_queue.drain(drained).is_empty(), "an unfinished pass ends");
     }
 

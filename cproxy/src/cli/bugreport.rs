@@ -16,8 +16,11 @@ use anyhow::anyhow;
 use clap::Args;
 use rustix::fs::OFlags;
 
-use super::{PinDirOption, RunDirOption, print};
-use crate::run_dir::{agent, fetch_log, read_states};
+use super::output::print;
+use crate::{
+    config::{PinDirSettings, RunDirSettings},
+    run_dir::{agent, fetch_log, read_states},
+};
 
 /// Longest time of one command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(40);
@@ -63,9 +66,9 @@ pub(super) struct BugreportOptions {
     #[arg(long)]
     hide_addresses: bool,
     #[command(flatten)]
-    pin: PinDirOption,
+    pin: PinDirSettings,
     #[command(flatten)]
-    run: RunDirOption,
+    run: RunDirSettings,
 }
 
 pub(super) fn run(options: &BugreportOptions) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::print;
+use super::output::print;
 use crate::agent;
 
 /// Flags of `cproxy canary`.

@@ -23,10 +23,10 @@ use self::{
     network::DNS_TIME_MAX,
     requirement::{CheckResult, Requirement, degraded, from_result, lacking, missing, ok, optional, required, text},
 };
-use super::{EnabledOption, Format, NodeNameOption, PinDirOption, RunDirOption, SourceOptions, print};
+use super::{options::Format, output::print};
 use crate::{
     agent::{generation_id, socket_setup},
-    config::ObjectSource,
+    config::{NodeNameSettings, ObjectSource, PinDirSettings, RunDirSettings, SourceSettings, Switch},
     privileges::{Rights, can_filter_system_calls},
     report::{HealthReport, Names, SourceReport},
     run_dir::{self, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_services, fetch_source},
@@ -39,18 +39,18 @@ pub(super) struct CheckOptions {
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
     #[command(flatten)]
-    pub(super) switch: EnabledOption,
+    pub(super) switch: Switch,
     #[command(flatten)]
-    source: SourceOptions,
+    source: SourceSettings,
     #[command(flatten)]
-    node: NodeNameOption,
+    node: NodeNameSettings,
     /// cgroup2 directory that `run` would attach to; default: the cgroup2 root
-    #[arg(long, env = "CPROXY_CGROUP", value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     cgroup: Option<PathBuf>,
     #[command(flatten)]
-    pin: PinDirOption,
+    pin: PinDirSettings,
     #[command(flatten)]
-    run: RunDirOption,
+    run: RunDirSettings,
 }
 
 pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {

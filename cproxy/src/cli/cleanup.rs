@@ -5,16 +5,19 @@ use std::path::Path;
 use clap::Args;
 use cproxy_datapath::bpf::{Environment, PinDir, Program};
 
-use super::{PinDirOption, RunDirOption, print};
-use crate::run_dir;
+use super::output::print;
+use crate::{
+    config::{PinDirSettings, RunDirSettings},
+    run_dir,
+};
 
 /// Flags of `cproxy cleanup`.
 #[derive(Args, Debug)]
 pub(super) struct CleanupOptions {
     #[command(flatten)]
-    pin: PinDirOption,
+    pin: PinDirSettings,
     #[command(flatten)]
-    run: RunDirOption,
+    run: RunDirSettings,
 }
 
 pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {

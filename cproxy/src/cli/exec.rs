@@ -28,6 +28,6 @@ pub(super) fn run(options: &ExecOptions) -> ExitCode {
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     let error = Command::new(&options.program).args(&options.arguments).exec();
-    super::print_error(&format_args!("{}: {error}", options.program.display()));
+    super::output::print_error(&format_args!("{}: {error}", options.program.display()));
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { exit_codes::NOT_FOUND } else { exit_codes::NOT_RUN })
 }

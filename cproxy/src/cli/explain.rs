@@ -6,8 +6,12 @@ use anyhow::bail;
 use clap::Args;
 use cproxy_datapath::bpf::{PinDir, PinError};
 
-use super::{EnabledOption, Format, PinDirOption, RunDirOption, check_process, print};
+use super::{
+    options::{Format, check_process},
+    output::print,
+};
 use crate::{
+    config::{PinDirSettings, RunDirSettings, Switch},
     explain::{gather, json, text},
     target::Target,
 };
@@ -28,11 +32,11 @@ pub(super) struct ExplainOptions {
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
     #[command(flatten)]
-    pub(super) switch: EnabledOption,
+    pub(super) switch: Switch,
     #[command(flatten)]
-    pin: PinDirOption,
+    pin: PinDirSettings,
     #[command(flatten)]
-    run: RunDirOption,
+    run: RunDirSettings,
 }
 
 /// Returns 1 unless all calls are answered.

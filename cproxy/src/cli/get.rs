@@ -14,8 +14,9 @@ use cproxy_datapath::{
 };
 use serde::Serialize;
 
-use super::{PinDirOption, RunDirOption, print, print_error, print_json_rows, terminal::layout};
+use super::output::{layout, print, print_error, print_json_rows};
 use crate::{
+    config::{PinDirSettings, RunDirSettings},
     report::{
         BackendRow, CountedRow, FrontendRow, Layout, Names, ServiceFilter, SocketRow, TableRow, backend_rows,
         counters_json, counters_text, table_text,
@@ -42,9 +43,9 @@ pub(super) struct GetOptions {
     #[arg(short, long)]
     watch: bool,
     #[command(flatten)]
-    pin: PinDirOption,
+    pin: PinDirSettings,
     #[command(flatten)]
-    run: RunDirOption,
+    run: RunDirSettings,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

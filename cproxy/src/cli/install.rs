@@ -5,8 +5,8 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 use cproxy_datapath::bpf::InstallError;
 
-use super::{CountersOption, print, print_error};
-use crate::agent;
+use super::output::{print, print_error};
+use crate::{agent, config::CounterSettings};
 
 /// Flags of `cproxy install`.
 #[derive(Args, Debug)]
@@ -16,11 +16,11 @@ pub(super) struct InstallOptions {
     #[arg(long)]
     pin_dir: PathBuf,
     #[command(flatten)]
-    counters: CountersOption,
+    counters: CounterSettings,
 }
 
 pub(super) fn run(options: &InstallOptions) -> ExitCode {
-    let counters = options.counters.service_counters.into();
+    let counters = options.counters.service_counters;
     let installed = agent::install_programs(&options.pin_dir, &options.cgroup, counters).inspect_err(|error| {
         if let InstallError::Load { verifier_log, .. } = error {
             eprintln!("{verifier_log}");

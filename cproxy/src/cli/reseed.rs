@@ -3,14 +3,17 @@
 use clap::Args;
 use cproxy_core::printable;
 
-use super::{RunDirOption, print};
-use crate::run_dir::{explain_silence, request_reseed};
+use super::output::print;
+use crate::{
+    config::RunDirSettings,
+    run_dir::{explain_silence, request_reseed},
+};
 
 /// Flags of `cproxy reseed`.
 #[derive(Args, Debug)]
 pub(super) struct ReseedOptions {
     #[command(flatten)]
-    run: RunDirOption,
+    run: RunDirSettings,
 }
 
 pub(super) fn run(options: &ReseedOptions) -> anyhow::Result<()> {

@@ -13,8 +13,12 @@ use cproxy_core::{
 };
 use cproxy_datapath::bpf::KernelMaps;
 
-use super::{Format, NodeOptions, print, print_rows};
+use super::{
+    options::{Format, parse_service_name},
+    output::{print, print_rows},
+};
 use crate::{
+    config::{NodeNameSettings, NodeSettings},
     manifests::{Files, ParseOptions, WholeObject},
     report::{EndpointRow, FrontendRow, explanations_json, explanations_text},
 };
@@ -23,13 +27,15 @@ use crate::{
 #[derive(Args, Debug)]
 pub(super) struct ResolveOptions {
     /// Files or directories with Services, EndpointSlices and Nodes, separated by commas
-    #[arg(long, env = "CPROXY_MANIFESTS", value_name = "PATH", num_args = 1.., value_delimiter = ',',
+    #[arg(long, value_name = "PATH", num_args = 1.., value_delimiter = ',',
           required = true)]
     manifests: Vec<PathBuf>,
     #[command(flatten)]
-    own: NodeOptions,
+    node_name: NodeNameSettings,
+    #[command(flatten)]
+    node: NodeSettings,
     /// Explain why each endpoint of this Service is used or not
-    #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = super::parse_service_name)]
+    #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = parse_service_name)]
     explain: Option<ServiceName>,
     /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
@@ -37,7 +43,7 @@ pub(super) struct ResolveOptions {
 }
 
 pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<()> {
-    let mut store = Store::new(options.own.context());
+    let mut store = Store::new(options.node.context(&options.node_name));
     let parse_options =
         ParseOptions { node_name: store.node_name().map(str::to_owned), whole_service: options.explain.clone() };
     let files = Files::read(&options.manifests, parse_options)?;

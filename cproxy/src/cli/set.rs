@@ -6,8 +6,10 @@ use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
 use tracing::Level;
 
-use super::{RunDirOption, run::LogLevel};
-use crate::run_dir::{explain_silence, request_log_level};
+use crate::{
+    config::{RunDirSettings, choice},
+    run_dir::{explain_silence, request_log_level},
+};
 
 /// Flags of `cproxy set`.
 #[derive(Args, Debug)]
@@ -25,15 +27,15 @@ enum Setting {
 #[derive(Args, Debug)]
 struct LogLevelOptions {
     /// Level
-    #[arg(value_enum)]
-    level: LogLevel,
+    #[arg(value_parser = choice::<Level>())]
+    level: Level,
     #[command(flatten)]
-    run: RunDirOption,
+    run: RunDirSettings,
 }
 
 pub(super) fn run(options: &SetOptions) -> anyhow::Result<()> {
     let Setting::LogLevel(LogLevelOptions { level, run }) = &options.setting;
-    let response = request_log_level(&run.run_dir, Level::from(*level));
+    let response = request_log_level(&run.run_dir, *level);
     let failed = |error: io::Error| {
         let silence = explain_silence(&run.run_dir, &error);
         // The request waits in the socket of an agent that does not answer.

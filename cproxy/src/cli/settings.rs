@@ -15,7 +15,8 @@ use clap::{
     parser::ValueSource,
 };
 
-use super::{shorten, summary};
+use super::usage_error::{shorten, summary};
+use crate::config::Origins;
 
 const KERNEL_COMMAND_LINE: &str = "/proc/cmdline";
 const KERNEL_PREFIX: &str = "cproxy.";
@@ -82,7 +83,7 @@ pub(super) fn with_settings(cli: Command) -> (Command, MachineSettings) {
 }
 
 /// Places of the values of a command's flags, by the flag's name. Defaults are left out.
-pub(super) fn origins(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> BTreeMap<String, String> {
+pub(super) fn origins(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> Origins {
     let origin = |flag: &Arg| {
         let name = flag.get_long()?;
         let place = match matches.value_source(flag.get_id().as_str())? {
@@ -204,10 +205,8 @@ fn parse_file(path: &Path, text: &str) -> (Vec<Setting>, Option<SettingsError>) 
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
-    use crate::cli::Cli;
+    use crate::cli::command;
 
     fn pairs(settings: &[Setting]) -> Vec<(&str, &str)> {
         settings.iter().map(|setting| (&*setting.name, &*setting.value)).collect()
@@ -250,7 +249,7 @@ mod tests {
     /// Some flags of `run`, from the command line and the settings.
     fn parsed(arguments: &[&str], settings: &[(&str, &str)]) -> Vec<String> {
         let settings: Vec<_> = settings.iter().copied().map(setting).collect();
-        let cli = Cli::command().mut_subcommands(|command| with_defaults(command, &settings));
+        let cli = command().mut_subcommands(|command| with_defaults(command, &settings));
         let matches = cli.try_get_matches_from([&["cproxy", "run"], arguments].concat()).unwrap();
         let flag = |id: &str| {
             let values = matches.subcommand_matches("run")?.get_raw(id)?.map(|value| value.to_str().unwrap());
@@ -294,17 +293,17 @@ mod tests {
     #[test]
     fn an_invalid_setting_is_left_out_and_its_place_named() {
         let settings = [("balance", "hope"), ("apiserver", "https://1.2.3.4"), ("for", "web"), ("api-server", "x")];
-        let (valid, error) = validate(&Cli::command(), settings.map(setting).into());
+        let (valid, error) = validate(&command(), settings.map(setting).into());
         // `wait` checks values of --for and --timeout itself.
         assert_eq!(pairs(&valid), [("apiserver", "https://1.2.3.4"), ("for", "web")]);
         let error = error.unwrap().to_string();
         assert!(error.starts_with("f, line 7: invalid value 'hope' for '--balance <METHOD>' [possible"), "{error}");
         let long = "x".repeat(1 << 20);
         for (name, flag) in [("balance", "--balance <METHOD>"), ("exclude-port", "--exclude-port <PORT>")] {
-            let error = validate(&Cli::command(), vec![setting((name, &long))]).1.unwrap().to_string();
+            let error = validate(&command(), vec![setting((name, &long))]).1.unwrap().to_string();
             assert!(error.len() < 300 && error.contains(flag), "{error:.1000}");
         }
-        let (_, error) = validate(&Cli::command(), vec![setting(("api-server", "x"))]);
+        let (_, error) = validate(&command(), vec![setting(("api-server", "x"))]);
         let error = error.unwrap().to_string();
         assert!(error.starts_with("f, line 7: \"api-server\" is not a setting; ") && error.contains(": apiserver, "));
     }

@@ -20,8 +20,13 @@ use tokio::{
 };
 
 use self::printer::{Printing, Work};
-use super::{Format, PinDirOption, RunDirOption, check_process, print_error, wait::parse_time};
+use super::{
+    options::{Format, check_process},
+    output::print_error,
+    wait::parse_time,
+};
 use crate::{
+    config::{PinDirSettings, RunDirSettings},
     report::FrontendRow,
     run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_services},
     target::Target,
@@ -67,9 +72,9 @@ pub(super) struct TraceOptions {
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: Format,
     #[command(flatten)]
-    pin: PinDirOption,
+    pin: PinDirSettings,
     #[command(flatten)]
-    run: RunDirOption,
+    run: RunDirSettings,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

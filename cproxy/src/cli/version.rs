@@ -1,6 +1,6 @@
 //! `cproxy version`
 
-use super::print;
+use super::output::print;
 
 pub(super) fn run() -> anyhow::Result<()> {
     print(&format!("cproxy {} (table layout {})\n", env!("CARGO_PKG_VERSION"), cproxy_datapath::LAYOUT_VERSION))

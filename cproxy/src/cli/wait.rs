@@ -1,86 +1,68 @@
 //! `cproxy wait`, for init systems and hooks that start programs which need ClusterIPs.
 
-use std::{convert::Infallible, time::Duration};
+use std::time::Duration;
 
-use clap::{Args, ValueEnum, error::ErrorKind};
+use clap::{Args, error::ErrorKind};
 use cproxy_core::ServiceName;
 
-use super::{EnabledOption, RunDirOption, parse_service_name};
-use crate::run_dir::{Conditions, read_limits, wait};
+use super::{options::parse_service_name, output::print_error};
+use crate::{
+    config::{OnTimeout, RunDirSettings, Switch, WaitSettings},
+    run_dir::{Conditions, read_limits, wait},
+};
 
 /// The default of `--timeout`.
 const TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Value or the error in it, which the policy decides about, and that may be parsed later.
-type Checked<T> = Result<T, String>;
 
 /// Flags of `cproxy wait`.
 #[derive(Args, Debug)]
 pub(super) struct WaitOptions {
     #[command(flatten)]
-    pub(super) switch: EnabledOption,
+    pub(super) switch: Switch,
     #[command(flatten)]
-    run: RunDirOption,
-    /// Longest time to wait, in seconds or with a unit: ms, s or m
-    #[arg(long, env = "CPROXY_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = checked_time)]
-    timeout: Checked<Duration>,
-    /// Also wait until these Services have an eligible endpoint, separated by commas
-    #[arg(long = "for", env = "CPROXY_FOR", value_name = "NAMESPACE/NAME", num_args = 1.., value_delimiter = ',',
-          value_parser = checked_service)]
-    services: Vec<Checked<ServiceName>>,
-    /// Result on failure or if a value is invalid
-    #[arg(long, env = "CPROXY_ON_TIMEOUT", value_name = "POLICY", value_enum, default_value_t)]
-    on_timeout: Policy,
-}
-
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Policy {
-    /// Print the reason and exit with 1, or with 2 if a value is invalid
-    #[default]
-    Fail,
-    /// Print the reason and exit with 0, so that the caller starts without Services
-    Start,
+    run: RunDirSettings,
+    #[command(flatten)]
+    wait: WaitSettings,
 }
 
 pub(super) fn run(options: WaitOptions) -> anyhow::Result<()> {
     if let Some(reason) = options.switch.disabled() {
-        super::print_error(&format_args!("{reason}; not waiting"));
+        print_error(&format_args!("{reason}; not waiting"));
         return Ok(());
     }
-    let service_error = options.services.iter().find_map(|service| service.clone().err());
-    match (options.timeout.clone().err().or(service_error), options.on_timeout) {
-        (Some(error), Policy::Fail) => return Err(clap::Error::raw(ErrorKind::ValueValidation, error).into()),
-        (Some(error), Policy::Start) => {
-            super::print_error(&format_args!("{error}; waiting without it (--on-timeout start)"));
+    let WaitSettings { timeout, services, on_timeout } = options.wait;
+    let timeout = parse_time(&timeout).map_err(|reason| invalid_value("--timeout <TIME>", &timeout, &reason));
+    let services: Vec<_> = services.iter().map(|service| service_name(service)).collect();
+    let service_error = services.iter().find_map(|service| service.clone().err());
+    match (timeout.clone().err().or(service_error), on_timeout) {
+        (Some(error), OnTimeout::Fail) => return Err(clap::Error::raw(ErrorKind::ValueValidation, error).into()),
+        (Some(error), OnTimeout::Start) => {
+            print_error(&format_args!("{error}; waiting without it (--on-timeout start)"));
         }
         (None, _) => {}
     }
     let conditions = Conditions {
         run_dir: options.run.run_dir,
-        timeout: options.timeout.unwrap_or(TIMEOUT),
-        services: options.services.into_iter().flatten().collect(),
+        timeout: timeout.unwrap_or(TIMEOUT),
+        services: services.into_iter().flatten().collect(),
     };
-    match (wait(&conditions), options.on_timeout) {
-        (Err(error), Policy::Start) => {
-            super::print_error(&format_args!("{error}; going on without it (--on-timeout start)"));
+    match (wait(&conditions), on_timeout) {
+        (Err(error), OnTimeout::Start) => {
+            print_error(&format_args!("{error}; going on without it (--on-timeout start)"));
             Ok(())
         }
         (outcome, _) => {
             outcome?;
             if let Some(line) = read_limits(&conditions.run_dir) {
-                super::print_error(&format_args!("ready, {line}"));
+                print_error(&format_args!("ready, {line}"));
             }
             Ok(())
         }
     }
 }
 
-fn checked_time(text: &str) -> Result<Checked<Duration>, Infallible> {
-    Ok(parse_time(text).map_err(|reason| invalid_value("--timeout <TIME>", text, &reason)))
-}
-
-fn checked_service(text: &str) -> Result<Checked<ServiceName>, Infallible> {
-    Ok(parse_service_name(text).map_err(|reason| invalid_value("--for <NAMESPACE/NAME>", text, &reason)))
+fn service_name(text: &str) -> Result<ServiceName, String> {
+    parse_service_name(text).map_err(|reason| invalid_value("--for <NAMESPACE/NAME>", text, &reason))
 }
 
 /// Error in clap's words.

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Config;
+use super::{Config, Secrecy, Setting};
+
+/// Value of a setting that may not be shown.
+const SECRET: &str = "(secret)";
 
 /// Setting in the output of `cproxy get config`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,11 +23,27 @@ impl Config {
     /// All settings, those of the source first.
     #[must_use]
     pub fn rows(&self) -> Vec<SettingRow> {
-        let row = |(flag, value): (&str, String)| {
-            let name = flag.trim_start_matches('-').to_owned();
-            let origin = self.origins.get(&name).map_or("default", String::as_str).to_owned();
-            SettingRow { name, value, origin }
+        let row = |(setting, value): (&Setting, String)| {
+            let (name, origin) = (setting.name.to_owned(), self.switch.origins.of(setting.name).to_owned());
+            SettingRow { name, value: setting.shown(value), origin }
         };
         self.values().map(row).collect()
+    }
+
+    /// All settings with their values, those of the source first. Each kind of source has settings of its own.
+    pub(super) fn values(&self) -> impl Iterator<Item = (&'static Setting, String)> {
+        let all = self.groups().into_iter().flat_map(|group| group.settings().iter().zip(group.values()));
+        let of_other_source = self.source.settings_of_other_kind();
+        all.filter(move |(setting, _)| !of_other_source.contains(&setting.name))
+    }
+}
+
+impl Setting {
+    /// The value, or that it is secret.
+    pub(super) fn shown(&self, value: String) -> String {
+        match self.secrecy {
+            Secrecy::Secret if !value.is_empty() => SECRET.to_owned(),
+            Secrecy::Secret | Secrecy::Shown => value,
+        }
     }
 }

@@ -52,7 +52,7 @@ use crate::bpf::{KernelReader, PinDir, SocketStates, TableError};
 
 /// Stale sockets to close.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum TerminateSockets {
     /// None.
     None,
     /// Connected UDP sockets.
@@ -62,7 +62,7 @@ pub enum Mode {
     All,
 }
 
-impl Mode {
+impl TerminateSockets {
     /// Whether stale sockets of a protocol are closed.
     #[must_use]
     pub fn closes(self, protocol: Protocol) -> bool {

@@ -1,9 +1,11 @@
-//! Writes man pages, completions for bash, zsh and fish, and reference pages into a directory; `cargo xtask manual DIR`
-//! runs it. A program of its own, so that nothing of it is in the agent.
+//! Writes man pages, completions for bash, zsh and fish, and reference pages into a directory (`cargo xtask manual
+//! DIR`), and the settings into documents and images of the repository (`cargo xtask manual --update`). A program of
+//! its own, so that nothing of it is in the agent.
 
 mod json;
 mod metrics;
 mod reference;
+mod settings;
 
 use std::{
     env, fs, io,
@@ -22,17 +24,28 @@ const SECTION: &str = "8";
 const SEE_ALSO: &str = ".SH \"SEE ALSO\"\nThe reference, docs/reference.md, has settings, formats and exit codes.\n";
 
 fn main() -> ExitCode {
-    let Some(directory) = env::args_os().nth(1).map(PathBuf::from) else {
-        eprintln!("cproxy-manual: pass the directory to write to");
-        return ExitCode::from(2);
+    let arguments: Vec<_> = env::args_os().skip(1).collect();
+    let (directory, written) = match arguments.as_slice() {
+        [flag, repository] if flag == "--update" => (PathBuf::from(repository), update(repository.as_ref())),
+        [directory] => (PathBuf::from(directory), write(directory.as_ref())),
+        _ => {
+            eprintln!("cproxy-manual: pass the directory to write to, or --update and the repository");
+            return ExitCode::from(2);
+        }
     };
-    match write(&directory) {
+    match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cproxy-manual: {}: {error}", directory.display());
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes the settings into documents and images of a repository, and prints the files that have changed.
+fn update(repository: &Path) -> io::Result<()> {
+    settings::update(repository)?.iter().for_each(|path| println!("{}", path.display()));
+    Ok(())
 }
 
 fn write(directory: &Path) -> io::Result<()> {

@@ -62,7 +62,7 @@ fn environment(argument: &Arg) -> String {
     argument.get_env().map(|name| code(&name.to_string_lossy())).unwrap_or_default()
 }
 
-fn default(argument: &Arg) -> String {
+pub(crate) fn default(argument: &Arg) -> String {
     let values: Vec<_> = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
     if values.is_empty() || !argument.get_action().takes_values() { String::new() } else { code(&values.join(",")) }
 }

@@ -22,7 +22,7 @@ use aya::maps::{Array, ArrayOfMaps, HashMap, Map, MapData, SkStorage};
 use cproxy_core::{Backend, Protocol, Retired, parse_address};
 use cproxy_datapath::{
     bpf::{KernelReader, PinDir},
-    sockets::{Mode, Outcome, probe, terminate_stale},
+    sockets::{Outcome, TerminateSockets, probe, terminate_stale},
 };
 use cproxy_ebpf::{FrontendKey, Set, SetWord, SocketState, Translation};
 use cproxy_tests::{
@@ -112,12 +112,12 @@ impl Fixture {
         self.world.set([], <[Value]>::is_empty);
     }
 
-    fn pass(&self, mode: Mode) -> Outcome {
+    fn pass(&self, mode: TerminateSockets) -> Outcome {
         terminate_stale(&self.pins, &any(mode)).unwrap()
     }
 
     /// The number of sockets that a pass closes. It must leave none.
-    fn closes(&self, mode: Mode) -> u64 {
+    fn closes(&self, mode: TerminateSockets) -> u64 {
         let outcome = self.pass(mode);
         assert_eq!(outcome.left, 0, "{outcome:?}");
         outcome.closed
@@ -166,7 +166,7 @@ impl Fixture {
 }
 
 /// All backends of the protocols whose sockets the mode closes.
-fn any(mode: Mode) -> Retired {
+fn any(mode: TerminateSockets) -> Retired {
     let mut retired = Retired::any();
     retired.retain(|protocol| mode.closes(protocol));
     retired
@@ -207,17 +207,17 @@ fn udp_sockets_of_every_form_are_closed_when_their_backend_goes() {
     let mut stale = Fixture::start();
     let gone = Form::ALL.map(|form| stale.translated_udp(form, 3));
     let serving = Form::ALL.map(|form| stale.translated_udp(form, 2));
-    assert_eq!(stale.closes(Mode::All), 0, "all serve");
+    assert_eq!(stale.closes(TerminateSockets::All), 0, "all serve");
     stale.keep_pods(&[1, 2]);
-    assert_eq!(stale.closes(Mode::None), 0);
-    assert_eq!(stale.closes(Mode::Udp), 3);
+    assert_eq!(stale.closes(TerminateSockets::None), 0);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 3);
     for (form, socket) in Form::ALL.into_iter().zip(&gone) {
         assert_closed(socket);
         socket.connect(form.pod(1, UDP)).unwrap();
         assert_untouched(socket);
     }
     serving.iter().for_each(|socket| assert_untouched(socket));
-    assert_eq!(stale.closes(Mode::Udp), 0, "once is enough");
+    assert_eq!(stale.closes(TerminateSockets::Udp), 0, "once is enough");
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn a_blocked_receive_returns_when_its_socket_is_closed() {
             });
             if waits || cfg!(not(target_arch = "x86_64")) { Ok(()) } else { Err("no thread does") }
         });
-        assert_eq!(stale.closes(Mode::Udp), 1);
+        assert_eq!(stale.closes(TerminateSockets::Udp), 1);
         assert_eq!(waiting.join().unwrap().unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
     });
 }
@@ -266,7 +266,7 @@ fn sockets_that_are_not_connected_through_us_are_left_alone() {
         // No Service ever had this pod address.
         socket.connect(form.pod(1, UDP + 2)).unwrap();
     }
-    assert_eq!(stale.closes(Mode::All), 0);
+    assert_eq!(stale.closes(TerminateSockets::All), 0);
     let connected = [never_through_us, reconnected, to_itself, another_port];
     connected.as_flattened().iter().for_each(|socket| assert_untouched(socket));
     unconnected.iter().for_each(|socket| assert_eq!(error(socket), None));
@@ -291,12 +291,12 @@ fn a_backend_that_still_serves_keeps_its_sockets() {
         }
     };
     rewrite(|word| SetWord::new(word.first_slot(), 1, 2, false));
-    assert_eq!(stale.closes(Mode::Udp), 0);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 0);
     rewrite(|word| SetWord::new(word.first_slot(), 0, 3, true));
-    assert_eq!(stale.closes(Mode::Udp), 0);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 0);
     sockets.iter().for_each(|socket| assert_untouched(socket));
     rewrite(|word| SetWord::new(word.first_slot(), 1, 1, false));
-    assert_eq!(stale.closes(Mode::Udp), 3, "one in each form");
+    assert_eq!(stale.closes(TerminateSockets::Udp), 3, "one in each form");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn sockets_with_the_same_addresses_are_distinguished() {
         })
         .into();
     stale.keep_pods(&[1]);
-    let outcome = stale.pass(Mode::Udp);
+    let outcome = stale.pass(TerminateSockets::Udp);
     let closed: Vec<_> = twins.iter().map(|(_, socket)| error(socket).is_some()).collect();
     assert!(twins.iter().zip(&closed).all(|((is_ours, _), &closed)| *is_ours || !closed), "{closed:?}");
     let count = closed.iter().filter(|&&closed| closed).count() as u64;
@@ -332,7 +332,7 @@ fn a_socket_with_many_owners_is_closed_once() {
     let mut child =
         Command::new("cat").stdin(Stdio::from(OwnedFd::from(inherited))).stderr(Stdio::null()).spawn().unwrap();
     stale.keep_pods(&[1]);
-    assert_eq!(stale.closes(Mode::Udp), 2);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 2);
     assert_closed(&shared);
     assert_eq!(rustix::net::getpeername(&twin), Err(Errno::NOTCONN));
     assert!(!child.wait().unwrap().success(), "its read failed");
@@ -385,7 +385,7 @@ fn sockets_in_every_network_namespace_are_closed() {
             stay.recv().unwrap_err()
         });
         enter.recv().unwrap();
-        let outcome = stale.pass(Mode::Udp);
+        let outcome = stale.pass(TerminateSockets::Udp);
         drop(leave);
         outcome
     });
@@ -410,7 +410,7 @@ fn one_pass_closes_thousands() {
             (0..count).map(|index| stale.translated_udp(Form::ALL[index % 3], 2 + index as u8 % 2)).collect();
         let pass = |what: &str| {
             let start = Instant::now();
-            let closed = stale.closes(Mode::Udp);
+            let closed = stale.closes(TerminateSockets::Udp);
             eprintln!("{count} connected sockets, {what}: {:?}", start.elapsed());
             closed
         };
@@ -437,7 +437,7 @@ fn sockets_that_a_kernel_cannot_close_are_counted() {
     let pins = &stale.pins;
     let on_a_poor_kernel = || {
         forbid_netlink();
-        let counts = [Mode::Udp, Mode::All]
+        let counts = [TerminateSockets::Udp, TerminateSockets::All]
             .map(|mode| terminate_stale(pins, &any(mode)).map(|outcome| (outcome.closed, outcome.left)));
         (counts.map(Result::unwrap), probe(Some(pins)))
     };
@@ -447,7 +447,7 @@ fn sockets_that_a_kernel_cannot_close_are_counted() {
     assert_eq!((can.udp_diag, can.tcp_diag), (lacks("CONFIG_INET_UDP_DIAG"), lacks("CONFIG_INET_DIAG")));
     assert_eq!((can.destroy, can.storages), (lacks("CONFIG_INET_UDP_DIAG"), Ok(())));
     udp.iter().for_each(|socket| assert_untouched(socket));
-    assert_eq!(stale.closes(Mode::All), 6, "here they can be closed");
+    assert_eq!(stale.closes(TerminateSockets::All), 6, "here they can be closed");
     tcp.iter().for_each(|socket| assert_eq!(error(socket), Some(Errno::CONNABORTED)));
     others.iter().for_each(|(udp, direct, tcp)| {
         assert_untouched(udp);
@@ -470,7 +470,7 @@ fn this_kernel_can_do_everything() {
 #[test]
 fn without_a_table_there_is_no_pass() {
     let sandbox = Sandbox::for_test();
-    let error = terminate_stale(&PinDir::new(&sandbox.pin_dir()), &any(Mode::Udp)).unwrap_err().to_string();
+    let error = terminate_stale(&PinDir::new(&sandbox.pin_dir()), &any(TerminateSockets::Udp)).unwrap_err().to_string();
     assert!(error.starts_with("cannot tell stale sockets: cannot use ") && error.contains("FRONTENDS"), "{error}");
 }
 
@@ -491,7 +491,7 @@ fn vip_an_application_reconnects_to_a_serving_backend() {
     let sockets = Form::ALL.map(|form| connect_udp(form, 3));
     let direct = Form::ALL.map(|form| Fixture::udp(form, 3));
     stale.keep_pods(&[1]);
-    assert_eq!(stale.closes(Mode::Udp), 3);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 3);
     for (form, socket) in Form::ALL.into_iter().zip(&sockets) {
         // A waiting receiver gets the reason; a sender only learns that there is no peer.
         assert_eq!(socket.recv(&mut [0; 64]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted, "{form:?}");
@@ -501,7 +501,7 @@ fn vip_an_application_reconnects_to_a_serving_backend() {
         assert_eq!(echo::ask_peer(socket).unwrap(), "pod-1", "{form:?}");
     }
     direct.iter().for_each(|socket| assert_untouched(socket));
-    assert_eq!(stale.closes(Mode::Udp), 0);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 0);
 }
 
 /// The socket has a flow to the VIP with its connected backend, but was connected to that directly.
@@ -516,7 +516,7 @@ fn vip_a_socket_that_only_sends_to_the_vip_as_well_is_left_alone() {
         socket
     });
     stale.keep_pods(&[1]);
-    assert_eq!(stale.closes(Mode::Udp), 0);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 0);
     sockets.iter().for_each(|socket| assert_untouched(socket));
 }
 
@@ -530,11 +530,11 @@ fn vip_a_change_of_readiness_closes_no_socket() {
     for third in [(false, true, false), (true, true, false), (false, true, true)] {
         let eligible: &[u8] = if third.0 { &[1, 3] } else { &[1] };
         stale.set(eligible, |pod| [Some((true, true, false)), None, Some(third)][usize::from(pod) - 1]);
-        assert_eq!(stale.closes(Mode::Udp), 0, "{third:?}");
+        assert_eq!(stale.closes(TerminateSockets::Udp), 0, "{third:?}");
         sockets.iter().for_each(|socket| assert_eq!(echo::ask_peer(socket).unwrap(), "pod-3", "{third:?}"));
     }
     stale.set(&[1], |pod| [Some((true, true, false)), None, Some((false, false, true))][usize::from(pod) - 1]);
-    assert_eq!(stale.closes(Mode::Udp), 3);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 3);
 }
 
 /// The local port of the socket that a netlink message asks to close.
@@ -560,7 +560,7 @@ fn vip_a_backend_that_returns_during_a_pass_keeps_its_sockets() {
     let mut sockets: Vec<_> = Form::ALL.repeat(4).into_iter().map(connect).collect();
     stale.keep_pods(&[1]);
     let mut closed = None;
-    let pass = || terminate_stale(&stale.pins, &any(Mode::Udp)).unwrap();
+    let pass = || terminate_stale(&stale.pins, &any(TerminateSockets::Udp)).unwrap();
     let outcome = pause_before_sends(pass, |message| {
         let port = port_to_close(message);
         if port.is_none() || closed.is_some() {
@@ -595,7 +595,7 @@ fn vip_sockets_that_have_moved_on_are_left_alone() {
         socket.connect(form.pod(3, UDP)).unwrap();
     }
     stale.keep_pods(&[1]);
-    assert_eq!(stale.closes(Mode::Udp), 0);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 0);
     sockets.iter().for_each(|socket| assert_eq!(echo::ask_peer(socket).unwrap(), "pod-3"));
 }
 
@@ -614,9 +614,9 @@ fn vip_tcp_connections_are_closed_in_mode_all() {
     let without_place = Form::ALL.map(|form| stale.translated_tcp(form, 3));
     let direct = Form::ALL.map(|form| TcpStream::connect(form.pod(3, TCP)).unwrap());
     stale.keep_pods(&[1, 2]);
-    assert_eq!(stale.closes(Mode::Udp), 0);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 0);
     gone.iter().chain(&half_closed).chain(&without_place).for_each(|socket| assert_untouched(socket));
-    assert_eq!(stale.closes(Mode::All), 9);
+    assert_eq!(stale.closes(TerminateSockets::All), 9);
     for socket in &mut gone {
         assert_eq!(socket.read(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
     }
@@ -633,7 +633,7 @@ fn vip_a_deleted_service_ends_its_udp_sockets_but_no_tcp() {
     let tcp = Form::ALL.map(|form| echo::connect_tcp(form.web()).unwrap().1);
     let without_place = Form::ALL.map(|form| stale.translated_tcp(form, 1));
     stale.delete_service();
-    assert_eq!(stale.closes(Mode::All), 3);
+    assert_eq!(stale.closes(TerminateSockets::All), 3);
     udp.iter().for_each(|socket| assert_closed(socket));
     tcp.iter().for_each(|stream| echo::ping_tcp(stream, "still there").unwrap());
     without_place.iter().for_each(|socket| assert_untouched(socket));
@@ -686,11 +686,11 @@ fn vip_mptcp_connections_to_servers_without_it_end_at_once() {
     stale.keep_pods(&[2]);
     let (serving, gone) = (of_pod(2), of_pod(3));
     assert!(serving != 0 && gone != 0 && serving + gone == sockets.len(), "{serving} and {gone}");
-    assert_eq!(stale.closes(Mode::Udp), 0);
-    assert_eq!(stale.closes(Mode::All), gone as u64);
+    assert_eq!(stale.closes(TerminateSockets::Udp), 0);
+    assert_eq!(stale.closes(TerminateSockets::All), gone as u64);
     let ended = sockets.iter().filter(|(_, socket)| error(socket) == Some(Errno::CONNABORTED)).count();
     assert_eq!(ended, gone);
-    assert_eq!((of_pod(2), of_pod(3), stale.closes(Mode::All)), (serving, 0, 0));
+    assert_eq!((of_pod(2), of_pod(3), stale.closes(TerminateSockets::All)), (serving, 0, 0));
 }
 
 /// With a server that supports MPTCP, the kernel gives the connection some time for another subflow.
@@ -727,14 +727,14 @@ fn vip_mptcp_connections_lose_all_their_subflows() {
     });
     let before = subflows();
     stale.keep_pods(&[2]);
-    assert_eq!(stale.closes(Mode::All), 2);
+    assert_eq!(stale.closes(TerminateSockets::All), 2);
     assert_eq!(subflows(), [0, 0, before[2]], "{before:?} before");
     for socket in &sockets {
         // A blocked read() returns when the kernel gives up.
         let told = rustix::io::read(socket, &mut [0; 1]);
         assert!(told.is_err(), "{told:?}");
     }
-    assert_eq!(stale.closes(Mode::All), 0, "once is enough");
+    assert_eq!(stale.closes(TerminateSockets::All), 0, "once is enough");
     assert_untouched(&direct);
 }
 
@@ -752,7 +752,7 @@ fn vip_connections_that_their_application_has_closed_end_by_themselves() {
     }
     drop(sockets);
     stale.keep_pods(&[1]);
-    assert_eq!(stale.closes(Mode::All), 0);
+    assert_eq!(stale.closes(TerminateSockets::All), 0);
     assert_eq!(listed_backends(&stale.world.sandbox), []);
     let still =
         Command::new("ss").args(["-tnH", "state", "fin-wait-1", "dst", &pod(3).v4.to_string()]).output().unwrap();

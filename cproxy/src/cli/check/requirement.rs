@@ -5,7 +5,7 @@ use std::fmt::Display;
 use cproxy_wire::{Finding, Grade};
 use serde::Serialize;
 
-use crate::cli::one_line;
+use crate::report::one_line;
 
 /// One requirement. Names and fields are a contract, like those of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{GetFormat, GetOptions};
 use crate::{
-    cli::{print_or_end, terminal::layout},
+    cli::output::{layout, print_or_end},
     report::{Cell, Column, Fitted, Layout, TableRow},
 };
 

@@ -15,7 +15,10 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::TraceOptions;
 use crate::{
-    cli::{Format, print_error, print_or_end},
+    cli::{
+        options::Format,
+        output::{print_error, print_or_end},
+    },
     report::{Names, TraceRow, summary_rows, summary_text, trace_header},
     run_dir::{RESPONSE_TIMEOUT, fetch_services},
 };

@@ -12,7 +12,7 @@ const COLUMNS: usize = 80;
 const COLUMNS_MAX: usize = 200;
 
 /// Layout of tables on stdout: what fits the terminal, if it is one. `COLUMNS` overrides its width.
-pub(super) fn layout() -> Layout {
+pub(in crate::cli) fn layout() -> Layout {
     if !stdout().is_terminal() {
         return Layout::Plain;
     }

@@ -1,0 +1,65 @@
+//! Errors in the usage of a command, in one line.
+
+use std::{env, ffi::OsString, path::PathBuf, process::ExitCode};
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use cproxy_daemon::usage_error_line;
+
+use super::{exit_codes, output::print_error};
+use crate::{
+    report::one_line,
+    run_dir::{Failure, record_failure},
+};
+
+/// Length of a line or value that an error shows.
+pub(super) const SHOWN_CHARS_MAX: usize = 80;
+
+/// Prints help where it is due, and otherwise one line. For `cproxy wait`, the run directory records why an agent did
+/// not start.
+pub(super) fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
+        // A closed stdout is no error.
+        drop(error.print());
+        return if error.use_stderr() { ExitCode::from(exit_codes::USAGE) } else { ExitCode::SUCCESS };
+    }
+    let command = env::args_os().nth(1).and_then(|name| cli.find_subcommand(name));
+    let name = command.map_or_else(String::new, |command| format!("{} ", command.get_name()));
+    let message = format!("{} (see cproxy {name}--help)", summary(error));
+    print_error(&message);
+    if let Some(run) = command.filter(|command| command.get_name() == "run") {
+        record_failure(&run_dir(run, env::args_os().skip(2)), Failure::Transient, &one_line(&message));
+    }
+    ExitCode::from(exit_codes::USAGE)
+}
+
+/// First paragraph of an error, which says what is wrong, in one line. A long value is shortened.
+pub(super) fn summary(error: &clap::Error) -> String {
+    let mut text = error.to_string();
+    if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
+        text = text.replacen(value, &shorten(value), 1);
+    }
+    usage_error_line(&text)
+}
+
+/// Requested run directory, even if other arguments cannot be parsed.
+pub(super) fn run_dir(run: &clap::Command, arguments: impl Iterator<Item = OsString>) -> PathBuf {
+    let value_of = |argument: &OsString| argument.to_str()?.strip_prefix("--run-dir=").map(OsString::from);
+    let mut arguments = arguments.skip_while(|argument| argument != "--run-dir" && value_of(argument).is_none());
+    let flag = arguments.next();
+    let next = || arguments.next().filter(|value| !value.as_encoded_bytes().starts_with(b"-"));
+    let option = run.get_arguments().find(|argument| argument.get_long() == Some("run-dir"));
+    let variable = || option?.get_env().and_then(env::var_os);
+    let default = || Some(option?.get_default_values().first()?.to_os_string());
+    let given = flag.as_ref().and_then(value_of).or_else(next).or_else(variable).or_else(default);
+    given.unwrap_or_default().into()
+}
+
+/// Part of a text that an error shows. A URL is without user, password and query, which may be secret: errors are
+/// logged, and recorded in the run directory.
+pub(super) fn shorten(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.chars().take(SHOWN_CHARS_MAX).collect() };
+    let rest = rest.split('?').next().unwrap_or_default();
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
+    format!("{scheme}://{rest}").chars().take(SHOWN_CHARS_MAX).collect()
+}

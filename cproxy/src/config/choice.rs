@@ -1,0 +1,106 @@
+//! Values of settings that are one of a few: their names and what each does, for help, reports and changes.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use cproxy_core::{Balance, ExternalIps};
+use cproxy_datapath::sockets::TerminateSockets;
+use tracing::Level;
+
+/// Value that is one of a few.
+pub trait Choice: Copy + PartialEq + Send + Sync + 'static {
+    /// The values, each with its name and its help, which may be empty.
+    const CHOICES: &'static [(Self, &'static str, &'static str)];
+
+    /// Its name.
+    fn name(self) -> &'static str {
+        Self::CHOICES.iter().find(|(value, ..)| *value == self).map_or("", |(_, name, _)| name)
+    }
+
+    /// The value of this name.
+    fn of_name(name: &str) -> Option<Self> {
+        Self::CHOICES.iter().find(|(_, other, _)| *other == name).map(|(value, ..)| *value)
+    }
+}
+
+/// Parser of a flag whose value is one of a few.
+pub(crate) fn choice<T: Choice>() -> impl TypedValueParser<Value = T> {
+    let possible = T::CHOICES.iter().map(|(_, name, help)| {
+        let value = PossibleValue::new(*name);
+        if help.is_empty() { value } else { value.help(*help) }
+    });
+    PossibleValuesParser::new(possible).try_map(|name| T::of_name(&name).ok_or("no such value"))
+}
+
+/// Counters of calls by Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceCounting {
+    /// The programs do not count.
+    #[default]
+    Off,
+    /// The programs count.
+    On,
+}
+
+/// Network namespaces in which calls are not translated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExcludeNetns {
+    /// None.
+    #[default]
+    None,
+    /// All but the agent's.
+    Others,
+}
+
+/// Result of `cproxy wait` on failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnTimeout {
+    /// The exit code says so.
+    #[default]
+    Fail,
+    /// The caller starts all the same.
+    Start,
+}
+
+impl Choice for ServiceCounting {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[(Self::Off, "off", ""), (Self::On, "on", "")];
+}
+
+impl Choice for ExcludeNetns {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::None, "none", "None"),
+        (Self::Others, "others", "All but the agent's: containers, and the pods of a cluster in this machine"),
+    ];
+}
+
+impl Choice for OnTimeout {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::Fail, "fail", "Print the reason and exit with 1, or with 2 if a value is invalid"),
+        (Self::Start, "start", "Print the reason and exit with 0, so that the caller starts without Services"),
+    ];
+}
+
+impl Choice for Balance {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::Random, "random", "Any backend, all with the same chance"),
+        (Self::RoundRobin, "round-robin", "One backend after another, which spreads few connections more evenly"),
+    ];
+}
+
+impl Choice for TerminateSockets {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::Udp, "udp", "Connected UDP sockets, which would not notice otherwise"),
+        (Self::All, "all", "UDP and TCP sockets"),
+        (Self::None, "none", "No sockets"),
+    ];
+}
+
+impl Choice for ExternalIps {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::Serve, "serve", "Serve them, except on ClusterIPs and on addresses of this VM"),
+        (Self::Ignore, "ignore", "Do not serve them"),
+    ];
+}
+
+impl Choice for Level {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] =
+        &[(Self::ERROR, "error", ""), (Self::WARN, "warn", ""), (Self::INFO, "info", ""), (Self::DEBUG, "debug", "")];
+}
