@@ -1,10 +1,9 @@
-//! The canary's Service and its EndpointSlices. They are in the store like those of the source, so that its frontends
-//! reach the kernel by the way of all others.
+//! The canary's Service and its EndpointSlices, which the planner writes beside those of the source.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cproxy_core::{
-    Address, Event, Family, LABEL_SERVICE_NAME, Protocol, ResourceKind, ServiceName,
+    Address, Event, Family, LABEL_SERVICE_NAME, Protocol, ServiceName, Store,
     api::{EndpointPortSpec, EndpointSlice, EndpointSpec, Service, ServicePortSpec},
 };
 use cproxy_datapath::canary::{Route, free_port};
@@ -58,17 +57,16 @@ impl Canary {
         routes.collect()
     }
 
-    /// Its objects of a kind. A source's list of that kind must contain them.
-    pub(super) fn objects(&self, kind: ResourceKind) -> Vec<Event> {
-        match kind {
-            _ if self.addresses.is_empty() => Vec::new(),
-            ResourceKind::Services => vec![Event::Service(Box::new(self.service()))],
-            ResourceKind::EndpointSlices => {
-                let slices = self.addresses.iter().map(|(_, backend)| self.slice(*backend));
-                slices.map(|slice| Event::EndpointSlice(Box::new(slice))).collect()
-            }
-            ResourceKind::Nodes => Vec::new(),
+    /// Its Service and EndpointSlices, in a store of their own: to the source and to all that reads its store, they do
+    /// not exist.
+    pub(super) fn store(&self) -> Store {
+        let mut store = Store::default();
+        if !self.addresses.is_empty() {
+            store.apply(Event::Service(Box::new(self.service())));
+            let slices = self.addresses.iter().map(|(_, backend)| self.slice(*backend));
+            slices.for_each(|slice| drop(store.apply(Event::EndpointSlice(Box::new(slice)))));
         }
+        store
     }
 
     fn service(&self) -> Service {
@@ -126,7 +124,7 @@ fn port_of(protocol: &str) -> ServicePortSpec {
 
 #[cfg(test)]
 mod tests {
-    use cproxy_core::{Limits, NodeContext, Store, TablePlanner};
+    use cproxy_core::{Limits, Store, TablePlanner};
     use cproxy_datapath::bpf::KernelMaps;
 
     use super::*;
@@ -142,15 +140,11 @@ mod tests {
             ],
             absent: Vec::new(),
         };
-        let mut store = Store::new(NodeContext::default());
-        for kind in [ResourceKind::Services, ResourceKind::EndpointSlices] {
-            store.apply(Event::ListStarted(kind));
-            canary.objects(kind).into_iter().for_each(|event| assert_eq!(store.apply(event), []));
-            store.apply(Event::ListDone(kind));
-        }
+        assert_eq!(canary.store().problems().count(), 0);
         let limits: Limits = KernelMaps::LIMITS;
         let mut planner = TablePlanner::new(limits, Default::default());
-        planner.sync(&store);
+        planner.set_internal(canary.store());
+        planner.sync(&Store::default());
         let rows = planner.rows();
         assert_eq!((rows.len(), canary.routes().len()), (4, 4));
         for route in canary.routes() {

@@ -50,23 +50,32 @@ impl View<'_> {
     /// The Service of that name; or those that have the address, beginning with those that serve it.
     fn services(&self, target: &Target) -> Vec<ServiceName> {
         let address = match target {
-            Target::Service(name) => return self.store.service_row(name).map(|_| name.clone()).into_iter().collect(),
+            Target::Service(name) => {
+                return self.store_of(name).service_row(name).map(|_| name.clone()).into_iter().collect();
+            }
             Target::Address(address) | Target::Frontend(Frontend { address, .. }) => *address,
         };
-        let mut names: Vec<_> = services_at(self.store, address).cloned().collect();
+        let stores = [self.store, self.planner.internal()].into_iter();
+        let mut names: Vec<_> = stores.flat_map(|store| services_at(store, address)).cloned().collect();
         names.sort_by_cached_key(|name| {
-            let rows = desired_rows(self.store, name).into_iter().filter(|row| row.frontend.address == address);
+            let rows =
+                desired_rows(self.store_of(name), name).into_iter().filter(|row| row.frontend.address == address);
             !rows.into_iter().any(|row| self.planner.service_of(row.frontend) == Some(name))
         });
         names.truncate(SERVICES_MAX);
         names
     }
 
+    fn store_of(&self, name: &ServiceName) -> &Store {
+        self.planner.store_of(name, self.store)
+    }
+
     fn service(&self, name: &ServiceName, table_problems: &[Problem]) -> ServiceReport {
         let owner_of = |frontend| self.planner.service_of(frontend).cloned();
-        let mut wanted = desired_rows(self.store, name);
+        let store = self.store_of(name);
+        let mut wanted = desired_rows(store, name);
         wanted.retain(|row| owner_of(row.frontend).is_none_or(|owner| owner == *name));
-        let slices: Vec<_> = self.store.slices(name).map(|(slice, _)| format!("EndpointSlice {slice}")).collect();
+        let slices: Vec<_> = store.slices(name).map(|(slice, _)| format!("EndpointSlice {slice}")).collect();
         let object = format!("Service {name}");
         let is_about = |problem: &&Problem| problem.object == object || slices.contains(&problem.object);
         let problems = self.store.problems().chain(table_problems).filter(is_about);
@@ -74,7 +83,7 @@ impl View<'_> {
             service: name.to_string(),
             frontends: wanted.iter().map(FrontendRow::from).collect(),
             slices: slices.len(),
-            endpoints: explain_stored(self.store, &owner_of, name).iter().map(EndpointRow::from).collect(),
+            endpoints: explain_stored(store, &owner_of, name).iter().map(EndpointRow::from).collect(),
             problems: problems.map(ToString::to_string).collect(),
             last_change: self.changes.of(name),
         }

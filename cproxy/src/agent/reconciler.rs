@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cproxy_core::{
     Address, Capacity, Event, Exclusions, Frontend, KernelTable, Limits, ListReport, ListVerdict, Loss, Op, Reserve,
-    ResourceKind, Retired, SECOND_LIST_AFTER, Store, TablePlanner,
+    Retired, SECOND_LIST_AFTER, Store, TablePlanner,
 };
 use cproxy_daemon::{log_lines_left_out, memory};
 use cproxy_datapath::{
@@ -127,7 +127,8 @@ impl Reconciler {
         let pins = lock.pins().clone();
         let kernel = KernelTable { is_new: lock.is_empty(), ..KernelReader::read_table(&pins)? };
         let maps = KernelMaps::open(lock)?;
-        let planner = TablePlanner::new(KernelMaps::LIMITS, kernel);
+        let mut planner = TablePlanner::new(KernelMaps::LIMITS, kernel);
+        planner.set_internal(own.canary.store());
         let mut serving = planner.serving_addresses();
         let canaries =
             default_canary().into_iter().chain(own.canary.routes().into_iter().map(|route| frontend(&route).address));
@@ -272,11 +273,10 @@ impl Reconciler {
         };
         let hooks = self.own.health_watch.problems();
         let has_hook_problem = !hooks.is_empty();
-        let services = self.store.service_names().len() - usize::from(!self.canary_routes().is_empty());
         Status {
             gauges: self.gauges(),
             limits: vec![
-                ("services", services as u64),
+                ("services", self.store.service_names().len() as u64),
                 ("frontends_max", self.limits.frontends.into()),
                 ("backends_max", self.limits.slots.into()),
             ],
@@ -335,7 +335,8 @@ impl Reconciler {
     fn answer(&mut self, query: Query) {
         match query {
             Query::Services(sender) => {
-                drop(sender.send(report::frontend_names_json(self.planner.each_name())));
+                let names = self.planner.each_name().chain(self.planner.each_internal_name());
+                drop(sender.send(report::frontend_names_json(names)));
             }
             Query::Gauges(sender) => drop(sender.send(self.gauges())),
             Query::Status(sender) => drop(sender.send(self.status())),
@@ -390,8 +391,7 @@ impl Reconciler {
             }
             Command::MoveCanary => {
                 self.own.canary.choose_ports();
-                let slices = self.own.canary.objects(ResourceKind::EndpointSlices);
-                self.apply(slices);
+                self.planner.set_internal(self.own.canary.store());
                 self.reconcile()?;
             }
             Command::Rewrite(sender) => {
@@ -425,13 +425,11 @@ impl Reconciler {
 
     fn apply(&mut self, batch: Vec<Event>) {
         for event in batch {
-            // To its source, the canary's objects do not exist.
-            let canary = if let Event::ListDone(kind) = event { self.own.canary.objects(kind) } else { Vec::new() };
             self.has_applied_list |= matches!(event, Event::ListDone(_));
             if let (Event::ListFrom(kind, source), Some(first)) = (&event, &mut self.first_lists) {
                 first.record_list(*kind, source);
             }
-            for problem in canary.into_iter().chain([event]).flat_map(|event| self.store.apply(event)) {
+            for problem in self.store.apply(event) {
                 tracing::warn!(name: "problem", "{problem}");
             }
         }
@@ -600,6 +598,7 @@ impl Reconciler {
         let dirty = self.store.take_dirty();
         if let SyncState::Resync { .. } = self.state {
             self.planner = TablePlanner::new(self.limits, KernelReader::read_table(&self.pins)?);
+            self.planner.set_internal(self.own.canary.store());
             self.logged_revision = None;
         }
         self.readiness.end_phase(Phase::List);
@@ -638,11 +637,7 @@ impl Reconciler {
         self.retired_queue.add(if is_unknown { Retired::any() } else { retired });
         self.log_problems();
         let is_first = matches!(self.state, SyncState::FirstSync);
-        // Without those of the canary.
-        let count = || {
-            let own = canary_routes(&self.own.canary, &self.planner).len();
-            (self.store.service_names().len() - usize::from(own != 0), self.planner.frontend_count() - own)
-        };
+        let count = || (self.store.service_names().len(), self.planner.frontend_count());
         self.state = SyncState::Incremental(self.readiness.publish(count, self.store.is_compared())?);
         if is_first {
             self.own.health_watch.change();

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use cproxy_core::{FrontendName, ServiceName};
 use cproxy_datapath::bpf::{ServiceCounters, ServiceCounts};
 
-use crate::canary::service_name;
-
 /// Calls to a Service since the programs were installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCalls {
@@ -17,12 +15,11 @@ pub struct ServiceCalls {
 }
 
 impl ServiceCalls {
-    /// Sums of counters by Service. Calls to frontends that have gone since have no Service, and those of the canary
-    /// are no calls of applications. A Service has the calls to other ports of its addresses, too.
+    /// Sums of counters by Service. Calls to frontends that have gone since have no Service. A Service has the calls to
+    /// other ports of its addresses, too.
     pub fn of<'a>(mut counters: ServiceCounters, names: impl Iterator<Item = FrontendName<'a>>) -> Vec<Self> {
         let mut sums = BTreeMap::<&ServiceName, ServiceCounts>::new();
-        let canary = service_name();
-        for FrontendName { frontend, service, .. } in names.filter(|name| *name.service != canary) {
+        for FrontendName { frontend, service, .. } in names {
             // Each number counts once: several frontends share an address.
             let of_frontend = counters.frontends.remove(&frontend);
             let of_address = counters.addresses.remove(&frontend.address);
@@ -48,19 +45,13 @@ mod tests {
             protocol: Protocol::Tcp,
         };
         let counts = |connections, refusals| ServiceCounts { connections, refusals, drops: 0 };
-        let (web, canary) = (ServiceName { namespace: "a".into(), name: "web".into() }, service_name());
-        let (http, https, own) = (at("10.0.0.1", 80), at("10.0.0.1", 443), at("198.18.0.1", 80));
+        let web = ServiceName { namespace: "a".into(), name: "web".into() };
+        let (http, https) = (at("10.0.0.1", 80), at("10.0.0.1", 443));
         let counters = ServiceCounters {
-            frontends: [
-                (http, counts(2, 0)),
-                (https, counts(1, 1)),
-                (own, counts(9, 0)),
-                (at("10.0.0.9", 1), counts(5, 5)),
-            ]
-            .into(),
+            frontends: [(http, counts(2, 0)), (https, counts(1, 1)), (at("10.0.0.9", 1), counts(5, 5))].into(),
             addresses: [(http.address, counts(0, 4))].into(),
         };
-        let names = [(http, &web), (https, &web), (own, &canary)].map(|(frontend, service)| FrontendName {
+        let names = [(http, &web), (https, &web)].map(|(frontend, service)| FrontendName {
             frontend,
             service,
             port_name: "",

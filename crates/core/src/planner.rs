@@ -76,6 +76,10 @@ pub struct TablePlanner {
     retired: Retired,
     /// Changes of sets since [`TablePlanner::take_changes`] was called last, [`CHANGES_MAX`] at most.
     changes: Vec<SetChange>,
+    /// Services of the agent itself. No source has them, and their names are none of objects.
+    internal: Arc<Store>,
+    /// Services of `internal` that have changed since the last write.
+    internal_dirty: BTreeSet<Arc<ServiceName>>,
 }
 
 /// Origin of the claims.
@@ -131,7 +135,16 @@ impl TablePlanner {
             problems: Problems::default(),
             retired: Retired::default(),
             changes: Vec::new(),
+            internal: Arc::default(),
+            internal_dirty: BTreeSet::new(),
         }
+    }
+
+    /// Also writes the Services of this complete store, which are the agent's own, from the next sync or update on.
+    /// Counts, names and changes are without them. Their names must be none that objects can have.
+    pub fn set_internal(&mut self, internal: Store) {
+        self.internal_dirty.extend(self.internal.service_names().chain(internal.service_names()).cloned());
+        self.internal = Arc::new(internal);
     }
 
     /// Serves the frontends of `bootstrap` that the kernel does not have yet; changes nothing else.
@@ -148,7 +161,9 @@ impl TablePlanner {
 
     /// As [`TablePlanner::sync`], in small portions: all operations at once would be a second table in memory.
     pub fn sync_by(&mut self, store: &Store, write: Write<'_>) {
-        let names: BTreeSet<_> = self.claims.services().chain(store.service_names()).cloned().collect();
+        let internal = self.internal.clone();
+        let all = self.claims.services().chain(store.service_names()).chain(internal.service_names());
+        let names: BTreeSet<_> = all.cloned().collect();
         let mut batch = Batch {
             frontends: self.claims.frontends.each_written().map(|(frontend, _)| frontend).collect(),
             cluster_ips: self.claims.cluster_ips.addresses().collect(),
@@ -159,7 +174,7 @@ impl TablePlanner {
             self.grow_for(store, &mut batch);
         }
         self.phase = Phase::Synced;
-        self.plan_batch(&names, &|name| DesiredService::new(store, name), batch);
+        self.plan_batch(&names, &|name| DesiredService::new(store_of(name, store, &internal), name), batch);
         self.claims.refill();
         self.sets.refill();
         self.update_by(store, BTreeSet::new(), write);
@@ -173,6 +188,8 @@ impl TablePlanner {
     /// As [`TablePlanner::update`], in small portions.
     pub fn update_by(&mut self, store: &Store, dirty: BTreeSet<Arc<ServiceName>>, write: Write<'_>) {
         let mut names = dirty;
+        names.append(&mut self.internal_dirty);
+        let internal = self.internal.clone();
         for _ in 0..ROUNDS_MAX {
             names.append(&mut self.starved.retriable());
             let mut has_written = false;
@@ -180,13 +197,26 @@ impl TablePlanner {
                 has_written = true;
                 write(ops);
             };
-            self.plan_batch(&names, &|name| DesiredService::new(store, name), Batch::new(&mut write));
+            let desired = |name: &ServiceName| DesiredService::new(store_of(name, store, &internal), name);
+            self.plan_batch(&names, &desired, Batch::new(&mut write));
             // Only a write frees room.
             if !has_written {
                 break;
             }
             names.clear();
         }
+    }
+
+    /// The agent's own Services.
+    #[must_use]
+    pub fn internal(&self) -> &Store {
+        &self.internal
+    }
+
+    /// The store that has a Service: that of the agent's own, or that of the source.
+    #[must_use]
+    pub fn store_of<'a>(&'a self, service: &ServiceName, store: &'a Store) -> &'a Store {
+        store_of(service, store, &self.internal)
     }
 
     /// Rows of the table in force, sorted by frontend.
@@ -202,6 +232,19 @@ impl TablePlanner {
 
     /// Frontends in force with the facts that the kernel does not store, without their backends.
     pub fn each_name(&self) -> impl Iterator<Item = FrontendName<'_>> {
+        self.each_name_of_all().filter(|name| !self.is_internal(name.service))
+    }
+
+    /// The same for the agent's own Services.
+    pub fn each_internal_name(&self) -> impl Iterator<Item = FrontendName<'_>> {
+        self.each_name_of_all().filter(|name| self.is_internal(name.service))
+    }
+
+    fn is_internal(&self, service: &ServiceName) -> bool {
+        self.internal.service_row(service).is_some()
+    }
+
+    fn each_name_of_all(&self) -> impl Iterator<Item = FrontendName<'_>> {
         self.claims.frontends.each_written_with_claims().filter_map(|(frontend, claims)| {
             let (claim, set) = self.in_force(frontend, claims)?;
             let action = Action::of(set.members.eligible != 0, set.members.drops);
@@ -218,10 +261,12 @@ impl TablePlanner {
         Some(&claim.service)
     }
 
-    /// Number of frontends in the kernel.
+    /// Number of frontends in the kernel, without those of the agent's own Services.
     #[must_use]
     pub fn frontend_count(&self) -> usize {
-        self.claims.frontends.written()
+        let internal = self.internal.service_names().flat_map(|service| self.claims.frontends_of(service));
+        let internal = internal.filter(|frontend| self.service_of(*frontend).is_some_and(|of| self.is_internal(of)));
+        self.claims.frontends.written() - internal.count()
     }
 
     /// Frontends without room, sets that were refused, and claims lost to other Services: one problem for each Service
@@ -246,7 +291,9 @@ impl TablePlanner {
 
     /// Changes of sets since the last call: the first [`CHANGES_MAX`].
     pub fn take_changes(&mut self) -> Vec<SetChange> {
-        std::mem::take(&mut self.changes)
+        let mut changes = std::mem::take(&mut self.changes);
+        changes.retain(|change| !self.is_internal(&change.service));
+        changes
     }
 
     fn row(&self, frontend: Frontend, claims: &[Claim]) -> Option<Row> {
@@ -355,6 +402,11 @@ impl TablePlanner {
         self.sets.reclaim();
         self.order.drained();
     }
+}
+
+/// The store that has a Service: that of the agent's own, or that of the source.
+fn store_of<'a>(name: &ServiceName, store: &'a Store, internal: &'a Store) -> &'a Store {
+    if internal.service_row(name).is_some() { internal } else { store }
 }
 
 /// Callback that carries out operations in this order.

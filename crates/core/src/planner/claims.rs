@@ -97,6 +97,11 @@ impl Claims {
         self.services.keys()
     }
 
+    /// Frontends that a Service claims.
+    pub(super) fn frontends_of(&self, service: &ServiceName) -> impl Iterator<Item = Frontend> {
+        self.services.get(service).into_iter().flat_map(ServiceClaims::frontends)
+    }
+
     /// The interned port name.
     pub(super) fn share(&mut self, port_name: &str) -> Text {
         self.port_names.share(port_name)

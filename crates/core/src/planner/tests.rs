@@ -1156,6 +1156,38 @@ fn a_frontend_without_a_set_gets_one_at_the_start() {
 }
 
 #[test]
+fn the_agents_own_services_are_written_and_counted_apart() {
+    let own = |vips: Option<u8>| {
+        let step = |vips| ServiceStep { name: 7, vips, ports: 1, ..ServiceStep::default() };
+        store(vips.into_iter().map(|vips| service_event(step(vips))).collect())
+    };
+    let (_, mut store, _) = two_services();
+    let (mut kernel, of_source) = (Kernel::default(), naive(&store));
+    let with = |own: &Store| -> BTreeMap<_, _> { of_source.clone().into_iter().chain(naive(own)).collect() };
+    let mut table = TablePlanner::new(GROWING, kernel.read_back());
+    // Before the first sync, and again while the table is followed.
+    for (round, vips) in [Some(10), Some(15), None, Some(10)].into_iter().enumerate() {
+        table.set_internal(own(vips));
+        let dirty = store.take_dirty();
+        kernel.apply_all(&if round == 0 { table.sync(&store) } else { table.update(&store, dirty) });
+        assert_eq!(kernel.table(), with(&own(vips)), "{vips:?}");
+        assert_eq!(table.frontend_count(), of_source.len());
+        let named: BTreeSet<_> = table.each_name().map(|name| name.frontend).collect();
+        assert_eq!(named, of_source.keys().copied().collect());
+        assert_eq!(table.each_internal_name().count(), naive(&own(vips)).len());
+        assert!(round == 0 || table.take_changes().is_empty());
+        table.take_changes();
+    }
+    // A table that is read back has no such Services until they are set again.
+    table.set_internal(own(Some(15)));
+    kernel.apply_all(&table.update(&store, BTreeSet::new()));
+    let mut table = TablePlanner::new(GROWING, kernel.read_back());
+    table.set_internal(own(Some(15)));
+    kernel.apply_all(&table.sync(&store));
+    assert_eq!(kernel.table(), with(&own(Some(15))));
+}
+
+#[test]
 fn keys_that_no_agent_writes_are_removed_at_the_start() {
     let (_, store, mut kernel) = two_services();
     kernel.words.insert(0, Word { drops: true, ..Word::default() });
