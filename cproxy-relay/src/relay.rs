@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use cproxy_access::{Leases, ReviewTransport, TokenReviewer, Views};
-use cproxy_daemon::MetricsFormat;
+use cproxy_daemon::{MetricsFormat, Tasks};
 use cproxy_wire::ApiClient;
 use http::{
     HeaderValue, Request, Response, StatusCode,
@@ -44,6 +44,8 @@ pub(crate) struct Relay {
     pub(crate) places: Arc<Places>,
     /// Cancelled when the relay is about to stop.
     pub(crate) draining: CancellationToken,
+    /// Background tasks, each of which runs for ever.
+    pub(crate) tasks: Tasks,
     /// Time over which clients are moved then.
     pub(crate) drain_time: Duration,
 }
@@ -69,6 +71,7 @@ impl Relay {
             server_version: RwLock::new(Bytes::from_static(OWN_VERSION.as_bytes())),
             places: Places::new(connections_max),
             draining: CancellationToken::new(),
+            tasks: Tasks::default(),
             drain_time,
         }
     }
@@ -113,10 +116,14 @@ impl Relay {
 
     /// Outcome of a health check. A relay that has lost the API server still serves what it knows, so it stays ready.
     pub(crate) fn health_text(&self, path: &str) -> (StatusCode, String) {
-        let unready = if path == "/readyz" { self.unready() } else { None };
-        match unready {
+        let unavailable = |text| (StatusCode::SERVICE_UNAVAILABLE, text);
+        match self.tasks.ended().as_slice() {
+            [] => {}
+            names => return unavailable(format!("tasks have ended, start the relay again: {}\n", names.join(", "))),
+        }
+        match if path == "/readyz" { self.unready() } else { None } {
             None => (StatusCode::OK, "ok".to_owned()),
-            Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
+            Some(reason) => unavailable(format!("not ready: {reason}\n")),
         }
     }
 
@@ -157,5 +164,23 @@ impl ReviewTransport for Reviews {
         let response = call.await;
         let response = response.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
         Ok((response.status().as_u16(), response.into_body()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_that_has_ended_fails_each_health_check() {
+        let relay = Relay::new(Arc::new(Cache::new(1 << 20)), None, Views::everything(), 10, Duration::ZERO);
+        assert_eq!(relay.health_text("/livez"), (StatusCode::OK, "ok".to_owned()));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { relay.tasks.keep("listener", async {}).await.unwrap() });
+        for path in ["/livez", "/healthz", "/readyz"] {
+            let (code, text) = relay.health_text(path);
+            assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(text, "tasks have ended, start the relay again: listener\n");
+        }
     }
 }

@@ -71,18 +71,21 @@ pub(crate) async fn run(config: Config) -> Result<()> {
         let listener = listener.with_context(|| format!("--metrics-bind-address {address}"))?;
         let of_metrics = relay.clone();
         let respond = move |request: StatusRequest| ready(metrics_server::respond(&of_metrics, &request));
-        drop(tokio::spawn(listener.serve(respond)));
+        relay.tasks.keep("metrics", listener.serve(respond));
     }
     let of_upstream = (client.clone(), cache.clone());
-    drop(upstream.spawn(async move { upstream::follow(&of_upstream.0, &of_upstream.1).await }));
-    drop(tokio::spawn(async move { cache.wake_clients().await }));
+    let follow = async move { upstream::follow(&of_upstream.0, &of_upstream.1).await };
+    relay.tasks.keep_in(&upstream, "upstream", follow);
+    relay.tasks.keep("wake-up of clients", async move { cache.wake_clients().await });
     if let Some(reviewer) = relay.reviewer.clone() {
-        drop(tokio::spawn(relay.leases.clone().review(reviewer)));
+        relay.tasks.keep("reviews of leases", relay.leases.clone().review(reviewer));
     }
+    // It ends once the relay is ready.
     drop(tokio::spawn(announce(relay.clone(), client, upstream)));
-    drop(tokio::spawn(keep_house(relay.clone(), tls.clone())));
-    drop(tokio::spawn(reload(relay.clone(), tls, config.views.clone(), hangups)));
-    let serving: Vec<_> = listeners.into_iter().map(|listener| tokio::spawn(listener.run(relay.clone()))).collect();
+    relay.tasks.keep("housekeeping", keep_house(relay.clone(), tls.clone()));
+    relay.tasks.keep("reload", reload(relay.clone(), tls, config.views.clone(), hangups));
+    let serve = |listener: listener::Listener| relay.tasks.keep("listener", listener.run(relay.clone()));
+    let serving: Vec<_> = listeners.into_iter().map(serve).collect();
     let name = tokio::select! {
         _ = stops.0.recv() => "SIGTERM",
         _ = stops.1.recv() => "SIGINT",

@@ -1,5 +1,5 @@
 //! Common parts of the agent and the relay as processes: log lines, settings of the allocator, the notification of an
-//! init system, errors of the command line, and the server for metrics and health checks.
+//! init system, errors of the command line, background tasks, and the server for metrics and health checks.
 
 mod exposition;
 mod file_changes;
@@ -12,6 +12,7 @@ pub mod memory;
 pub mod notify;
 mod recent_lines;
 mod status_server;
+mod tasks;
 pub mod unix_socket;
 mod usage;
 
@@ -21,4 +22,5 @@ pub use listen_address::ListenAddress;
 pub use log::{LogFilter, LogFormat};
 pub use log_output::{log_lines_left_out, write_stderr_line};
 pub use status_server::{StatusListener, StatusRequest, StatusResponse};
+pub use tasks::Tasks;
 pub use usage::usage_error_line;

@@ -176,15 +176,17 @@ impl StatusListener {
         })
     }
 
-    /// Serves GET and HEAD by `respond` for ever.
-    ///
-    /// # Errors
-    /// The runtime cannot wait for the socket.
-    pub async fn serve<F>(self, respond: impl Fn(StatusRequest) -> F + Send + Sync + 'static) -> io::Result<Infallible>
+    /// Serves GET and HEAD by `respond` for ever. It ends only if the runtime cannot wait for the socket, which is
+    /// logged.
+    pub async fn serve<F>(self, respond: impl Fn(StatusRequest) -> F + Send + Sync + 'static)
     where
         F: Future<Output = StatusResponse> + Send + 'static,
     {
-        let (mut listener, respond) = (self.register()?, Arc::new(respond));
+        let mut listener = match self.register() {
+            Ok(listener) => listener,
+            Err(error) => return tracing::error!("metrics and health checks are not served: {error}"),
+        };
+        let respond = Arc::new(respond);
         let mut open: Vec<Open> = Vec::new();
         let mut again = pin!(listener.again());
         loop {
