@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     config::TableSettings,
     report::{AgentReport, HealthReport, SourceReport},
-    state::{CanaryState, Restored, ServiceCalls, Status},
+    state::{CanaryState, RestoreSign, ServiceCalls, Status},
     target::Target,
 };
 
@@ -52,7 +52,7 @@ pub enum Command {
     /// Go on as in a VM that was restored from a snapshot.
     Reseed(oneshot::Sender<Result<(), String>>),
     /// The same, for a sign of that.
-    Resume(Restored),
+    Resume(RestoreSign),
     /// Other settings.
     Configure(TableSettings, oneshot::Sender<Result<(), String>>),
     /// Addresses of the VM to which datagram sockets are connected that are to be refused.

@@ -2,12 +2,12 @@
 
 mod canary_state;
 mod measures;
-mod restored;
+mod restore_sign;
 mod service_calls;
 mod status;
 
 pub use canary_state::{CanaryState, Untried};
 pub(crate) use measures::{Measures, ResumeReason};
-pub use restored::Restored;
+pub use restore_sign::RestoreSign;
 pub use service_calls::ServiceCalls;
 pub use status::Status;

@@ -11,7 +11,7 @@ mod services;
 use std::{io, path::Path, sync::Arc, thread, time::SystemTime};
 
 use cproxy_daemon::{
-    ListenAddress, MetricsFormat, StatusListener, StatusRequest, StatusResponse, unix_socket::SocketFile,
+    ListenAddress, MetricsFormat, StatusListener, StatusRequest, StatusResponse, Tasks, unix_socket::SocketFile,
 };
 use cproxy_datapath::bpf::{PinDir, ServiceCounters};
 use health::Probes;
@@ -111,7 +111,7 @@ impl StatusHttp {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(self, mailbox: Mailbox, pins: PinDir) -> io::Result<StatusHttpFiles> {
+    pub fn start(self, mailbox: Mailbox, pins: PinDir, tasks: Tasks) -> io::Result<StatusHttpFiles> {
         if !self.is_empty() {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             let started = SystemTime::now();
@@ -121,7 +121,7 @@ impl StatusHttp {
                     for (listener, paths) in self.listeners {
                         let server = server.clone();
                         let respond = move |request| server.clone().respond(request, paths);
-                        drop(tokio::spawn(listener.serve(respond)));
+                        tasks.keep("metrics and health checks", listener.serve(respond));
                     }
                     std::future::pending::<()>().await;
                 });

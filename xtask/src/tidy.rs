@@ -25,11 +25,15 @@ const CORE_FORBIDDEN: [&str; 7] =
     ["std::fs", "std::io", "std::env", "Instant::now", "SystemTime", "std::thread", "std::net::Tcp"];
 
 /// Modules of the agent, each with those above it, which it may not import.
-const ABOVE: [(&str, &[&str]); 4] = [
-    ("cproxy/src/state", &["agent", "cli", "status_http", "mailbox", "run_dir"]),
-    ("cproxy/src/mailbox.rs", &["agent", "cli", "status_http", "run_dir"]),
-    ("cproxy/src/run_dir", &["agent", "cli", "status_http"]),
-    ("cproxy/src/status_http", &["agent", "cli"]),
+const ABOVE: [(&str, &[&str]); 8] = [
+    ("cproxy/src/config", &["agent", "cli", "diagnose", "status_http", "mailbox", "report", "run_dir", "state"]),
+    ("cproxy/src/state", &["agent", "cli", "diagnose", "status_http", "mailbox", "report", "run_dir"]),
+    ("cproxy/src/report", &["agent", "cli", "diagnose", "status_http", "mailbox", "run_dir"]),
+    ("cproxy/src/mailbox", &["agent", "cli", "diagnose", "status_http", "run_dir"]),
+    ("cproxy/src/run_dir", &["agent", "cli", "diagnose", "status_http"]),
+    ("cproxy/src/status_http", &["agent", "cli", "diagnose"]),
+    ("cproxy/src/diagnose", &["cli"]),
+    ("cproxy/src/agent", &["cli", "diagnose"]),
 ];
 
 /// The list of all decisions.

@@ -25,15 +25,15 @@ const SOURCE_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Maximum number of Services in a report.
 const SERVICES_MAX: usize = 16;
 
-/// The agent's view of destinations.
-pub(super) struct View<'a> {
+/// State that the agent explains destinations from.
+pub(super) struct ExplainContext<'a> {
     pub(super) store: &'a Store,
     pub(super) planner: &'a TablePlanner,
     pub(super) changes: &'a LastChanges,
     pub(super) source: &'a SourceStatus,
 }
 
-impl View<'_> {
+impl ExplainContext<'_> {
     /// Report about a destination, from the agent's memory alone.
     pub(super) fn report(&self, target: &Target) -> AgentReport {
         let table_problems = self.planner.problems();
@@ -90,7 +90,7 @@ impl View<'_> {
     }
 }
 
-/// ServerQuery to the source for a Service that the agent does not serve.
+/// Question to the source for a Service that the agent does not serve.
 pub(super) enum ServerQuery {
     ApiServer(Arc<ApiClient>),
     Manifests(Vec<PathBuf>),

@@ -1,4 +1,4 @@
-//! Last change of each of the Services that have changed last.
+//! The most recently changed Services, and when.
 
 use std::{collections::BTreeMap, sync::Arc};
 

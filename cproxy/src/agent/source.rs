@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cproxy_core::Event;
+use cproxy_daemon::Tasks;
 use cproxy_network::SocketSetup;
 use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration, LastContact, jitter};
 use tokio::sync::mpsc;
@@ -131,10 +132,11 @@ pub(super) fn start(
     setup: SocketSetup,
     last_contact: LastContact,
     sender: mpsc::Sender<Vec<Event>>,
+    tasks: &Tasks,
 ) -> Option<Arc<ApiClient>> {
     match source {
         CheckedSource::Manifests(watcher, files) => {
-            drop(tokio::spawn(manifests::watch(*files, watcher, sender)));
+            tasks.keep("source", manifests::watch(*files, watcher, sender));
             None
         }
         CheckedSource::ApiServer(server, configuration) => {
@@ -151,7 +153,7 @@ pub(super) fn start(
             }
             let client = Arc::new(ApiClient::new(server, *configuration, setup));
             let of_watch = client.clone();
-            drop(tokio::spawn(async move { wire::watch(&*of_watch, node_name, last_contact, sender).await }));
+            tasks.keep("source", async move { wire::watch(&*of_watch, node_name, last_contact, sender).await });
             Some(client)
         }
     }

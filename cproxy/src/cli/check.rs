@@ -95,7 +95,7 @@ fn requirements(options: &CheckOptions) -> Vec<Requirement> {
     all.push(optional("restore", restore()));
     all.push(optional("confinement", confinement(run_dir)));
     // The agent puts programs back.
-    all.push(required("hooks", hooks_of_agent(run_dir)));
+    all.extend(health_of_agent(run_dir));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
     all.push(optional("other_programs", kernel.probe(|| other_programs(&pins, cgroup.as_ref().ok()))));
     all.push(optional("source", source(run_dir)));
@@ -324,14 +324,28 @@ fn source(run_dir: &Path) -> CheckResult {
     fetch_source(run_dir).map_or_else(|error| no_report(run_dir, &error), report)
 }
 
-/// Effect of the programs, which a running agent has just tried.
-fn hooks_of_agent(run_dir: &Path) -> CheckResult {
-    let report = |report: HealthReport| match (report.is_good(), report.is_whole()) {
+/// Effect of the programs, which a running agent has just tried, and its background tasks.
+fn health_of_agent(run_dir: &Path) -> [Requirement; 2] {
+    let (hooks, tasks) = match fetch_health(run_dir) {
+        Ok(report) => (hooks_of_agent(&report), tasks_of_agent(&report)),
+        Err(error) => (no_report(run_dir, &error), no_report(run_dir, &error)),
+    };
+    [required("hooks", hooks), optional("tasks", tasks)]
+}
+
+fn hooks_of_agent(report: &HealthReport) -> CheckResult {
+    match (report.is_good(), report.is_whole()) {
         (true, true) => ok(report),
         (true, false) => degraded(report),
         (false, _) => missing(report),
-    };
-    fetch_health(run_dir).map_or_else(|error| no_report(run_dir, &error), report)
+    }
+}
+
+fn tasks_of_agent(report: &HealthReport) -> CheckResult {
+    match report.ended_tasks.as_slice() {
+        [] => ok("all background tasks of the agent run"),
+        names => degraded(format!("tasks of the agent have ended: {}; start it again", names.join(", "))),
+    }
 }
 
 /// Result where the agent does not report.
@@ -359,6 +373,16 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn tasks_that_have_ended_are_named() {
+        // As an earlier agent reports.
+        let mut report: HealthReport =
+            serde_json::from_str(r#"{"differences":[],"canary":"reached","repairs":0}"#).unwrap();
+        assert_eq!(tasks_of_agent(&report), ok("all background tasks of the agent run"));
+        report.ended_tasks = vec!["reload".to_owned(), "source".to_owned()];
+        assert_eq!(tasks_of_agent(&report), degraded("tasks of the agent have ended: reload, source; start it again"));
+    }
 
     #[test]
     fn the_source_is_that_of_a_running_agent_of_any_version() {

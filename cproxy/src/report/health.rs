@@ -13,6 +13,9 @@ pub struct HealthReport {
     pub canary: CanaryReport,
     /// Number of repairs since the agent's start.
     pub repairs: u64,
+    /// Background tasks of the agent that have ended, and should not. An earlier agent does not say.
+    #[serde(default)]
+    pub ended_tasks: Vec<String>,
 }
 
 /// Outcome of the canary.
@@ -79,6 +82,7 @@ mod tests {
             differences: differences.iter().map(|&text| text.to_owned()).collect(),
             canary,
             repairs,
+            ended_tasks: Vec::new(),
         };
         for (report, is_good, text) in [
             (report(&[], CanaryReport::Reached, 0), true, "calls through each hook reach their target"),

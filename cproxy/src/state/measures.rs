@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use cproxy_core::{Event, ResourceKind};
 use cproxy_daemon::Histogram;
 
-use super::Restored;
+use super::RestoreSign;
 
 /// Every other bound of kube-proxy's histogram of syncs, so that both can be added.
 const SYNC_BOUNDS: [f64; 8] = [0.001, 0.004, 0.016, 0.064, 0.256, 1.024, 4.096, 16.384];
@@ -28,25 +28,25 @@ pub(crate) enum ResumeReason {
     /// `cproxy reseed`.
     Reseed,
     /// A sign that the agent has seen itself.
-    Sign(Restored),
+    Sign(RestoreSign),
 }
 
 impl ResumeReason {
     /// All reasons.
     const ALL: [Self; 4] = [
         Self::Reseed,
-        Self::Sign(Restored::NewGeneration),
-        Self::Sign(Restored::ClockStep),
-        Self::Sign(Restored::ConnectionLost),
+        Self::Sign(RestoreSign::NewGeneration),
+        Self::Sign(RestoreSign::ClockStep),
+        Self::Sign(RestoreSign::ConnectionLost),
     ];
 
     /// Value of the metric's label.
     fn label(self) -> &'static str {
         match self {
             Self::Reseed => "reseed",
-            Self::Sign(Restored::NewGeneration) => "new_generation",
-            Self::Sign(Restored::ClockStep) => "clock_step",
-            Self::Sign(Restored::ConnectionLost) => "connection_lost",
+            Self::Sign(RestoreSign::NewGeneration) => "new_generation",
+            Self::Sign(RestoreSign::ClockStep) => "clock_step",
+            Self::Sign(RestoreSign::ConnectionLost) => "connection_lost",
         }
     }
 }
@@ -176,8 +176,8 @@ mod tests {
     fn resumptions_are_counted_by_reason() {
         let mut measures = Measures::default();
         measures.resume(ResumeReason::Reseed);
-        measures.resume(ResumeReason::Sign(Restored::ClockStep));
-        measures.resume(ResumeReason::Sign(Restored::ClockStep));
+        measures.resume(ResumeReason::Sign(RestoreSign::ClockStep));
+        measures.resume(ResumeReason::Sign(RestoreSign::ClockStep));
         let expected = [("reseed", 1), ("new_generation", 0), ("clock_step", 2), ("connection_lost", 0)];
         assert_eq!(measures.resumes().collect::<Vec<_>>(), expected);
     }

@@ -12,7 +12,9 @@ pub struct Status {
     pub(crate) measures: Measures,
     /// Text for each thing without which the agent is not ready.
     pub(crate) pending: Vec<String>,
-    /// Whether the last look has shown programs without effect.
+    /// Whether a background task has ended.
+    pub(crate) has_ended_task: bool,
+    /// Whether the last check has shown programs without effect.
     pub(crate) has_hook_problem: bool,
     /// Whether the Node exists; `None` without `--node-name`.
     pub(crate) has_node: Option<bool>,

@@ -81,10 +81,11 @@ impl Probes {
         respond(status, is_synced, is_healthy, node_eligible)
     }
 
-    /// Response to `/livez`: the agent's loop answers.
+    /// Response to `/livez`: the agent's loop answers, and no task has ended that only another start brings back.
     pub(super) fn livez(&self, status: Option<&Status>) -> StatusResponse {
-        self.livez.count(status.is_some());
-        respond(status, status.is_some(), status.is_some(), None)
+        let is_alive = status.is_some_and(|status| !status.has_ended_task);
+        self.livez.count(is_alive);
+        respond(status, is_alive, is_alive, None)
     }
 }
 
@@ -128,6 +129,16 @@ mod tests {
 
     fn body(response: &StatusResponse) -> Value {
         serde_json::from_str(&response.body).unwrap()
+    }
+
+    #[test]
+    fn livez_fails_once_a_task_has_ended() {
+        let probes = Probes::default();
+        let mut status = status(None, &[]);
+        assert_eq!(probes.livez(Some(&status)).code, 200);
+        status.has_ended_task = true;
+        assert_eq!((probes.livez(Some(&status)).code, probes.livez(None).code), (503, 503));
+        assert_eq!(probes.livez.read(), [("200", 1), ("503", 2)]);
     }
 
     #[test]

@@ -60,7 +60,7 @@ const fn limit(counter: &'static str, resource: &'static str) -> Row {
 }
 
 /// All of them. Rows of one metric follow each other.
-const ROWS: [Row; 34] = [
+const ROWS: [Row; 35] = [
     row(
         "forwarded",
         "cproxy_connections_total",
@@ -93,6 +93,7 @@ const ROWS: [Row; 34] = [
     limit("udp_flows_max", "udp_flows"),
     row("tcp_without_place", "cproxy_tcp_without_place_total", Counter, "Connects that found no place for their peer."),
     row("udp_flows_evicted", "cproxy_udp_flows_evicted", Gauge, "Entries of UDP flows that newer ones have evicted."),
+    row("tasks_ended", "cproxy_tasks_ended", Gauge, "Background tasks of the agent that have ended, and should not."),
     row("services_without_room", "cproxy_services_without_room", Gauge, "Services that do not fit into the tables."),
     row("object_problems", "cproxy_object_problems", Gauge, "Errors in objects, one for each object and reason."),
     row("lists_doubted", "cproxy_lists_doubted_total", Counter, "Lists that would have taken most of the table away."),

@@ -1,4 +1,4 @@
-//! Background task that has the places of TCP sockets that have gone freed; see
+//! Background task that frees TCP places whose sockets are closed; see
 //! [`cproxy_datapath::sockets::find_missing_owners`].
 //!
 //! Nothing wakes the agent for it. The task that owns the table looks at the places when it is awake anyway, and starts
@@ -60,7 +60,7 @@ impl Pace {
 
 /// The places as the task that owns the table watches them.
 #[derive(Debug, Default)]
-pub(super) struct PlaceWatch {
+pub(in crate::agent) struct TcpPlaceWatch {
     pace: Mutex<Pace>,
     /// Notified when a search is due.
     due: Notify,
@@ -69,9 +69,9 @@ pub(super) struct PlaceWatch {
     unseen: AtomicU64,
 }
 
-impl PlaceWatch {
+impl TcpPlaceWatch {
     /// Starts a search if one is due.
-    pub(super) fn check(&self, usage: TcpPlacesUsage) {
+    pub(in crate::agent) fn check(&self, usage: TcpPlacesUsage) {
         self.with_pace(|pace| {
             if pace.is_due(usage, Instant::now()) {
                 pace.begin(usage);
@@ -81,7 +81,7 @@ impl PlaceWatch {
     }
 
     /// Names and values, as `cproxy get counters` prints them.
-    pub(super) fn gauges(&self) -> [(&'static str, u64); 2] {
+    pub(in crate::agent) fn gauges(&self) -> [(&'static str, u64); 2] {
         let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
         [("tcp_places_searches", read(&self.searches)), ("tcp_places_unseen", read(&self.unseen))]
     }
@@ -97,16 +97,20 @@ impl PlaceWatch {
 }
 
 /// Background task that searches.
-pub(super) struct PlaceSweeper {
-    pub(super) pins: PinDir,
-    pub(super) watch: Arc<PlaceWatch>,
+pub(in crate::agent) struct TcpPlaceSweeper {
+    pins: PinDir,
+    watch: Arc<TcpPlaceWatch>,
     /// Way to the task that owns the table, and frees the places.
-    pub(super) mailbox: Mailbox,
+    mailbox: Mailbox,
 }
 
-impl PlaceSweeper {
+impl TcpPlaceSweeper {
+    pub(in crate::agent) fn new(pins: PinDir, watch: Arc<TcpPlaceWatch>, mailbox: Mailbox) -> Self {
+        Self { pins, watch, mailbox }
+    }
+
     /// Runs for ever.
-    pub(super) async fn run(self) {
+    pub(in crate::agent) async fn run(self) {
         // A kernel that cannot list sockets fails each time.
         let mut last_failure = None;
         loop {

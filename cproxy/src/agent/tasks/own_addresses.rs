@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use cproxy_core::{Address, Event};
+use cproxy_daemon::Tasks;
 use cproxy_network::{DetectedAddresses, OwnAddresses, SocketSetup};
 use cproxy_wire::Configuration;
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -11,13 +12,14 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use crate::mailbox::{Command, Mailbox};
 
 /// Source of the VM's addresses, which are given or detected.
-pub(super) struct AddressSource {
+pub(in crate::agent) struct AddressSource {
     setup: SocketSetup,
     changes: ChangeSinks,
     /// Addresses that were detected and logged last.
     reported: Option<DetectedAddresses>,
     /// Task that follows detected addresses.
     task: Option<JoinHandle<()>>,
+    tasks: Tasks,
 }
 
 /// Ways to the task that owns the table.
@@ -28,22 +30,31 @@ struct ChangeSinks {
 }
 
 /// Present addresses of the VM.
-pub(super) struct PresentAddresses {
+pub(in crate::agent) struct PresentAddresses {
     /// Addresses by which others know it: the given ones, else those that were detected.
-    pub(super) pod_ips: Vec<Address>,
+    pub(in crate::agent) pod_ips: Vec<Address>,
     /// Addresses that were detected. Given ones may be those of a machine that translates addresses.
-    pub(super) own: Vec<Address>,
+    pub(in crate::agent) own: Vec<Address>,
 }
 
 impl AddressSource {
     /// A source that sends later changes to `events` and the mailbox.
-    pub(super) fn new(setup: SocketSetup, events: mpsc::WeakSender<Vec<Event>>, mailbox: Mailbox) -> Self {
-        Self { setup, changes: ChangeSinks { events, mailbox }, reported: None, task: None }
+    pub(in crate::agent) fn new(
+        setup: SocketSetup,
+        events: mpsc::WeakSender<Vec<Event>>,
+        mailbox: Mailbox,
+        tasks: Tasks,
+    ) -> Self {
+        Self { setup, changes: ChangeSinks { events, mailbox }, reported: None, task: None, tasks }
     }
 
     /// Present addresses: those that lead to the given ones, to the API server or by the default route, which are
     /// followed from now on.
-    pub(super) fn start(&mut self, given: &[Address], api_server: Option<&Configuration>) -> PresentAddresses {
+    pub(in crate::agent) fn start(
+        &mut self,
+        given: &[Address],
+        api_server: Option<&Configuration>,
+    ) -> PresentAddresses {
         if let Some(task) = self.task.take() {
             task.abort();
         }
@@ -57,7 +68,7 @@ impl AddressSource {
         }
         let own = detected(addresses.detected());
         let is_given = !given.is_empty();
-        self.task = Some(tokio::spawn(follow(addresses, is_given, self.changes.clone())));
+        self.task = Some(self.tasks.keep("own addresses", follow(addresses, is_given, self.changes.clone())));
         PresentAddresses { pod_ips: if is_given { given.to_vec() } else { own.clone() }, own }
     }
 }

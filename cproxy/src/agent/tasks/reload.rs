@@ -6,12 +6,9 @@ use cproxy_core::Event;
 use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration, ServerAddress};
 use tokio::{signal::unix::Signal, sync::mpsc, time::sleep};
 
-use super::{
-    error::AgentError,
-    own_addresses::{AddressSource, PresentAddresses},
-    table_settings,
-};
+use super::own_addresses::{AddressSource, PresentAddresses};
 use crate::{
+    agent::{error::AgentError, table_settings::table_settings},
     config::{Change, Config, ObjectSource, TableSettings},
     controls::Controls,
     mailbox::{Command, Mailbox},
@@ -25,19 +22,19 @@ pub type Reread = fn() -> Result<Config, String>;
 const INTERVAL_MIN: Duration = Duration::from_millis(500);
 
 /// Task that applies changed settings.
-pub(super) struct Reloader {
-    pub(super) reread: Reread,
+pub(in crate::agent) struct Reloader {
+    pub(in crate::agent) reread: Reread,
     /// Configuration in force.
-    pub(super) config: Config,
-    pub(super) controls: Controls,
+    pub(in crate::agent) config: Config,
+    pub(in crate::agent) controls: Controls,
     /// Client of the API servers, if they are the source.
-    pub(super) client: Option<Arc<ApiClient>>,
+    pub(in crate::agent) client: Option<Arc<ApiClient>>,
     /// Whether the agent started with an exec plugin, so that its system calls are not filtered.
-    pub(super) has_exec_plugin: bool,
-    pub(super) addresses: AddressSource,
-    pub(super) events: mpsc::WeakSender<Vec<Event>>,
+    pub(in crate::agent) has_exec_plugin: bool,
+    pub(in crate::agent) addresses: AddressSource,
+    pub(in crate::agent) events: mpsc::WeakSender<Vec<Event>>,
     /// Way to the task that owns the table.
-    pub(super) mailbox: Mailbox,
+    pub(in crate::agent) mailbox: Mailbox,
 }
 
 /// Configuration that was read again, with all that had to be checked.
@@ -50,7 +47,7 @@ struct Checked {
 
 impl Reloader {
     /// Runs for ever.
-    pub(super) async fn run(mut self, mut hangups: Signal) {
+    pub(in crate::agent) async fn run(mut self, mut hangups: Signal) {
         while hangups.recv().await.is_some() {
             match self.check().await {
                 Ok(checked) => self.apply(checked).await,

@@ -9,7 +9,7 @@ use tokio::{task::spawn_blocking, time::sleep};
 const PAUSE: Duration = Duration::from_secs(60);
 
 /// Removes the programs and maps that are kept for the sockets of an older layout, once the last of them is closed.
-pub(super) async fn end(pins: PinDir) {
+pub(in crate::agent) async fn end(pins: PinDir) {
     loop {
         let pins = pins.clone();
         match spawn_blocking(move || end_handover(&pins)).await {

@@ -27,7 +27,7 @@ const PAUSE_FACTOR: u32 = 299;
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Retired backends for the task that closes their sockets.
-pub(super) struct RetiredQueue {
+pub(in crate::agent) struct RetiredQueue {
     mode: Mutex<TerminateSockets>,
     retired: Mutex<Retired>,
     /// Notified when backends were added.
@@ -35,19 +35,19 @@ pub(super) struct RetiredQueue {
 }
 
 impl RetiredQueue {
-    pub(super) fn new(mode: TerminateSockets) -> Self {
+    pub(in crate::agent) fn new(mode: TerminateSockets) -> Self {
         Self { mode: Mutex::new(mode), retired: Mutex::default(), added: Notify::new() }
     }
 
     /// Changes the protocols whose sockets are closed. Sockets that were left open are looked for again.
-    pub(super) fn set_mode(&self, mode: TerminateSockets) {
+    pub(in crate::agent) fn set_mode(&self, mode: TerminateSockets) {
         if std::mem::replace(&mut *self.mode.lock().unwrap_or_else(PoisonError::into_inner), mode) != mode {
             self.add(Retired::any());
         }
     }
 
     /// Adds retired backends of the protocols whose sockets are closed.
-    pub(super) fn add(&self, mut retired: Retired) {
+    pub(in crate::agent) fn add(&self, mut retired: Retired) {
         self.retain_closed(&mut retired);
         if !retired.is_empty() {
             self.retired.lock().unwrap_or_else(PoisonError::into_inner).add_all(retired);
@@ -72,7 +72,7 @@ impl RetiredQueue {
 
 /// Gauges of stale sockets.
 #[derive(Debug, Default)]
-pub(super) struct SocketGauges {
+pub(in crate::agent) struct SocketGauges {
     closed: AtomicU64,
     left: AtomicU64,
     /// Passes that have ended.
@@ -83,7 +83,7 @@ pub(super) struct SocketGauges {
 
 impl SocketGauges {
     /// Names and values, as `cproxy get counters` prints them.
-    pub(super) fn read(&self) -> [(&'static str, u64); 4] {
+    pub(in crate::agent) fn read(&self) -> [(&'static str, u64); 4] {
         let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
         [
             ("sockets_closed", read(&self.closed)),
@@ -95,15 +95,19 @@ impl SocketGauges {
 }
 
 /// Background task that closes stale sockets.
-pub(super) struct SocketTerminator {
-    pub(super) pins: PinDir,
-    pub(super) retired_queue: Arc<RetiredQueue>,
-    pub(super) gauges: Arc<SocketGauges>,
+pub(in crate::agent) struct SocketTerminator {
+    pins: PinDir,
+    retired_queue: Arc<RetiredQueue>,
+    gauges: Arc<SocketGauges>,
 }
 
 impl SocketTerminator {
+    pub(in crate::agent) fn new(pins: PinDir, retired_queue: Arc<RetiredQueue>, gauges: Arc<SocketGauges>) -> Self {
+        Self { pins, retired_queue, gauges }
+    }
+
     /// Runs for ever.
-    pub(super) async fn run(self) {
+    pub(in crate::agent) async fn run(self) {
         // Backends to search again, so that sockets reported as open are still open.
         let mut unfinished = Retired::default();
         loop {

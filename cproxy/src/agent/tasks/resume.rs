@@ -9,36 +9,37 @@ use cproxy_network::NetworkChanges;
 use cproxy_wire::ApiClient;
 use tokio::time::sleep;
 
+use self::clock::ClockSteps;
+pub(in crate::agent) use self::kernel_log::KernelLog;
 pub use self::kernel_log::is_fork;
-use self::{clock::ClockSteps, kernel_log::KernelLog};
-use super::health::HealthWatch;
+use super::health::ProgramHealth;
 use crate::{
     mailbox::{Command, Mailbox},
-    state::Restored,
+    state::RestoreSign,
 };
 
 /// Shortest time between two signs that are acted upon. Each makes a new connection.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// The kernel's log, if it can be opened. Call it inside a tokio runtime.
-pub(super) fn open_kernel_log() -> Option<KernelLog> {
+pub(in crate::agent) fn open_kernel_log() -> Option<KernelLog> {
     usable("new VM generation ids", KernelLog::open())
 }
 
 /// Sends a command for each sign. Never returns while the receiver lives.
-pub(super) async fn watch(
+pub(in crate::agent) async fn watch(
     log: Option<KernelLog>,
     mailbox: Mailbox,
     client: Option<Arc<ApiClient>>,
-    health_watch: Arc<HealthWatch>,
+    health: Arc<ProgramHealth>,
 ) {
     let clock = usable("steps of the clock", ClockSteps::open());
     let changes = usable("changes of the network", NetworkChanges::open().map_err(io::Error::from));
     loop {
         let sign = tokio::select! {
-            () = wait(log.as_ref().map(KernelLog::forked)) => Restored::NewGeneration,
-            () = wait(clock.as_ref().map(ClockSteps::step)) => Restored::ClockStep,
-            () = connection_lost(changes.as_ref(), client.as_deref(), &health_watch) => Restored::ConnectionLost,
+            () = wait(log.as_ref().map(KernelLog::forked)) => RestoreSign::NewGeneration,
+            () = wait(clock.as_ref().map(ClockSteps::step)) => RestoreSign::ClockStep,
+            () = connection_lost(changes.as_ref(), client.as_deref(), &health) => RestoreSign::ConnectionLost,
         };
         if mailbox.tell(Command::Resume(sign)).await.is_err() {
             return;
@@ -64,10 +65,10 @@ async fn wait(sign: Option<impl Future<Output = io::Result<()>>>) {
 
 /// Waits until a change of the network shows that the connection to the API server is dead. The kernel and the server
 /// notice that by themselves after half a minute. Each change is also a reason to look at the programs.
-async fn connection_lost(changes: Option<&NetworkChanges>, client: Option<&ApiClient>, health_watch: &HealthWatch) {
+async fn connection_lost(changes: Option<&NetworkChanges>, client: Option<&ApiClient>, health: &ProgramHealth) {
     let Some(changes) = changes else { return pending().await };
     while changes.wait().await.is_ok() {
-        health_watch.change();
+        health.change();
         if let Some(client) = client
             && !client.is_alive().await
         {

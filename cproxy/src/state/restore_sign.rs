@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Sign that the VM was restored from a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Restored {
+pub enum RestoreSign {
     /// The VM has another generation id.
     NewGeneration,
     /// The wall clock was set, for which there are other reasons.
@@ -13,7 +13,7 @@ pub enum Restored {
     ConnectionLost,
 }
 
-impl fmt::Display for Restored {
+impl fmt::Display for RestoreSign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NewGeneration => "the VM was restored from a snapshot",

@@ -1,8 +1,8 @@
-//! Background task that looks whether the programs are attached as the agent has left them, and whether they have their
-//! effect: a canary walks through each hook. It puts back what others have detached.
+//! Background task that checks whether the programs are still attached and effective, and repairs them: a canary walks
+//! through each hook.
 //!
-//! Nothing wakes the agent for it. It looks when the network or the cgroup has changed, when the source has spoken and
-//! the last look was a minute ago, and when `cproxy check` asks.
+//! Nothing wakes the agent for it. It checks when the network or the cgroup has changed, when the source has spoken and
+//! the last check was a minute ago, and when `cproxy check` asks.
 
 mod walk;
 
@@ -19,7 +19,7 @@ use std::{
 };
 
 use cproxy_core::Exclusions;
-use cproxy_daemon::FileChanges;
+use cproxy_daemon::{FileChanges, Tasks};
 use cproxy_datapath::{
     bpf::{Attachments, Environment, Mount, PinLock, ProcessCgroup, ROOT_CGROUP_ID, cgroup_id, neighbours},
     canary::Route,
@@ -33,8 +33,8 @@ use tokio::{
 
 pub use self::walk::walk_canary;
 use self::walk::{Walked, walk_all, walk_in};
-use super::install::install_in_child;
 use crate::{
+    agent::install::install_in_child,
     canary,
     config::ServiceCounting,
     mailbox::{Command, Mailbox, Query},
@@ -43,48 +43,48 @@ use crate::{
     state::{CanaryState, Untried},
 };
 
-/// Least time between two looks without a change.
+/// Least time between two checks without a change.
 const CONFIRMATION_INTERVAL: Duration = Duration::from_secs(60);
-/// Least time between two looks after changes. In between, changes count as one.
+/// Least time between two checks after changes. In between, changes count as one.
 const CHANGE_INTERVAL: Duration = Duration::from_secs(2);
-/// Number of `cproxy check` that wait for a look.
-const DEMANDS_MAX: usize = 4;
+/// Number of `cproxy check` that wait for a report.
+const CHECK_REQUESTS_MAX: usize = 4;
 
 /// Way to the task, and its gauges.
 #[derive(Debug)]
-pub(super) struct HealthWatch {
+pub(in crate::agent) struct ProgramHealth {
     /// Notified after a change.
     changed: Notify,
-    demands: mpsc::Sender<oneshot::Sender<HealthReport>>,
-    looks: AtomicU64,
+    requests: mpsc::Sender<oneshot::Sender<HealthReport>>,
+    checks: AtomicU64,
     repairs: AtomicU64,
     canary_failures: AtomicU64,
-    /// Problems that the last look has shown.
+    /// Problems that the last check has shown.
     problems: Mutex<Vec<String>>,
 }
 
-/// Demands of `cproxy check`.
-pub(super) type Demands = mpsc::Receiver<oneshot::Sender<HealthReport>>;
+/// Requests of `cproxy check`.
+pub(in crate::agent) type CheckRequests = mpsc::Receiver<oneshot::Sender<HealthReport>>;
 
-impl HealthWatch {
-    pub(super) fn new() -> (Arc<Self>, Demands) {
-        let (demands, received) = mpsc::channel(DEMANDS_MAX);
-        let (looks, repairs, canary_failures, problems) = Default::default();
-        (Arc::new(Self { changed: Notify::new(), demands, looks, repairs, canary_failures, problems }), received)
+impl ProgramHealth {
+    pub(in crate::agent) fn new() -> (Arc<Self>, CheckRequests) {
+        let (requests, received) = mpsc::channel(CHECK_REQUESTS_MAX);
+        let (checks, repairs, canary_failures, problems) = Default::default();
+        (Arc::new(Self { changed: Notify::new(), requests, checks, repairs, canary_failures, problems }), received)
     }
 
-    /// Has the task look, now or a few seconds after its last look.
-    pub(super) fn change(&self) {
+    /// Has the task check, now or a few seconds after its last check.
+    pub(in crate::agent) fn change(&self) {
         self.changed.notify_one();
     }
 
-    /// Has the task look now and report. The report is lost if too many wait for one.
-    pub(super) fn demand(&self, sender: oneshot::Sender<HealthReport>) {
-        self.demands.try_send(sender).ok();
+    /// Has the task check now and report. The report is lost if too many wait for one.
+    pub(in crate::agent) fn request_check(&self, sender: oneshot::Sender<HealthReport>) {
+        self.requests.try_send(sender).ok();
     }
 
-    /// Problems that the last look has shown.
-    pub(super) fn problems(&self) -> Vec<String> {
+    /// Problems that the last check has shown.
+    pub(in crate::agent) fn problems(&self) -> Vec<String> {
         self.lock_problems().clone()
     }
 
@@ -93,10 +93,10 @@ impl HealthWatch {
     }
 
     /// Names and values, as `cproxy get counters` prints them.
-    pub(super) fn gauges(&self) -> [(&'static str, u64); 3] {
+    pub(in crate::agent) fn gauges(&self) -> [(&'static str, u64); 3] {
         let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
         [
-            ("hook_checks", read(&self.looks)),
+            ("hook_checks", read(&self.checks)),
             ("hook_repairs", read(&self.repairs)),
             ("canary_failures", read(&self.canary_failures)),
         ]
@@ -104,51 +104,53 @@ impl HealthWatch {
 }
 
 /// Background task.
-pub(super) struct HealthChecker {
-    pub(super) watch: Arc<HealthWatch>,
-    pub(super) demands: Demands,
-    pub(super) last_contact: LastContact,
+pub(in crate::agent) struct HealthChecker {
+    pub(in crate::agent) health: Arc<ProgramHealth>,
+    pub(in crate::agent) requests: CheckRequests,
+    pub(in crate::agent) last_contact: LastContact,
     /// Way to the task that owns the table.
-    pub(super) mailbox: Mailbox,
-    pub(super) environment: Environment,
+    pub(in crate::agent) mailbox: Mailbox,
+    pub(in crate::agent) environment: Environment,
     /// The cgroup that the configuration names.
-    pub(super) cgroup: Option<PathBuf>,
+    pub(in crate::agent) cgroup: Option<PathBuf>,
     /// Whether the programs count by Service.
-    pub(super) service_counters: ServiceCounting,
-    pub(super) run_dir: PathBuf,
+    pub(in crate::agent) service_counters: ServiceCounting,
+    pub(in crate::agent) run_dir: PathBuf,
     /// Lock of the pin directory, until the agent ends.
-    pub(super) lock: PinLock,
+    pub(in crate::agent) lock: PinLock,
     /// Broker that starts children, if system calls are filtered.
-    pub(super) broker: Option<Arc<Broker>>,
+    pub(in crate::agent) broker: Option<Arc<Broker>>,
     /// Way into the cgroup for a child.
-    pub(super) entrance: io::Result<File>,
+    pub(in crate::agent) entrance: io::Result<File>,
     /// Changes of the cgroup, if they can be seen.
-    pub(super) cgroup_changes: Option<FileChanges>,
+    pub(in crate::agent) cgroup_changes: Option<FileChanges>,
+    /// All background tasks of the agent, which it reports on.
+    pub(in crate::agent) tasks: Tasks,
 }
 
 /// Changes of cgroups, if they can be seen. Call it inside a tokio runtime.
-pub(super) fn cgroup_changes() -> Option<FileChanges> {
+pub(in crate::agent) fn cgroup_changes() -> Option<FileChanges> {
     FileChanges::open().inspect_err(|error| tracing::debug!("changes of the cgroup cannot be seen: {error}")).ok()
 }
 
 /// Way into a cgroup for a child: its file `cgroup.procs`. The agent opens it at its start, since it may write to no
 /// such file later.
-pub(super) fn entrance(cgroup: &Path) -> io::Result<File> {
+pub(in crate::agent) fn entrance(cgroup: &Path) -> io::Result<File> {
     File::options().write(true).open(cgroup.join("cgroup.procs"))
 }
 
-/// State of the task between two looks.
+/// State of the task between two checks.
 struct Progress {
     attachments: Option<Attachments>,
-    last_look: Option<Instant>,
+    last_check: Option<Instant>,
 }
 
 impl HealthChecker {
     /// Runs for ever.
-    pub(super) async fn run(mut self) {
+    pub(in crate::agent) async fn run(mut self) {
         let cgroup_changes = self.cgroup_changes.take();
         let mut contacts = self.last_contact.contacts();
-        let mut progress = Progress { attachments: self.record(), last_look: None };
+        let mut progress = Progress { attachments: self.record(), last_check: None };
         loop {
             if let Some(changes) = &cgroup_changes
                 && let Err(error) = watch(changes, &self.environment.cgroup)
@@ -157,33 +159,32 @@ impl HealthChecker {
             }
             let changed = async {
                 tokio::select! {
-                    () = self.watch.changed.notified() => {}
+                    () = self.health.changed.notified() => {}
                     () = cgroup_changed(cgroup_changes.as_ref()) => {}
                 }
-                if let Some(last_look) = progress.last_look {
-                    tokio::time::sleep_until(last_look + CHANGE_INTERVAL).await;
+                if let Some(last_check) = progress.last_check {
+                    tokio::time::sleep_until(last_check + CHANGE_INTERVAL).await;
                 }
             };
-            let demand = tokio::select! {
-                demand = self.demands.recv() => demand,
+            let mut request = tokio::select! {
+                request = self.requests.recv() => request,
                 () = changed => None,
-                () = confirmed(&mut contacts, progress.last_look) => None,
+                () = confirmed(&mut contacts, progress.last_check) => None,
             };
-            let report = self.look(&mut progress).await;
-            progress.last_look = Some(Instant::now());
-            let mut demand = demand;
-            while let Some(sender) = demand {
+            let report = self.check(&mut progress).await;
+            progress.last_check = Some(Instant::now());
+            while let Some(sender) = request {
                 drop(sender.send(report.clone()));
-                demand = self.demands.try_recv().ok();
+                request = self.requests.try_recv().ok();
             }
         }
     }
 
-    /// Looks once, repairs what it can, and logs what is new.
-    async fn look(&mut self, progress: &mut Progress) -> HealthReport {
-        self.watch.looks.fetch_add(1, Ordering::Relaxed);
+    /// Checks once, repairs what it can, and logs what is new.
+    async fn check(&mut self, progress: &mut Progress) -> HealthReport {
+        self.health.checks.fetch_add(1, Ordering::Relaxed);
         // Those that were logged and may still hold.
-        let known = self.watch.problems();
+        let known = self.health.problems();
         let mut differences = self.differences(progress).await;
         if !differences.is_empty() {
             if differences.iter().any(|difference| !known.contains(difference)) {
@@ -191,7 +192,7 @@ impl HealthChecker {
             }
             match self.repair().await {
                 Ok(()) => {
-                    self.watch.repairs.fetch_add(1, Ordering::Relaxed);
+                    self.health.repairs.fetch_add(1, Ordering::Relaxed);
                     progress.attachments = self.record();
                     differences = self.differences(progress).await;
                 }
@@ -210,8 +211,13 @@ impl HealthChecker {
         if problems.is_empty() && !known.is_empty() {
             tracing::info!(name: "programs_effective", "the programs have their effect again");
         }
-        *self.watch.lock_problems() = problems;
-        HealthReport { differences, canary, repairs: self.watch.repairs.load(Ordering::Relaxed) }
+        *self.health.lock_problems() = problems;
+        HealthReport {
+            differences,
+            canary,
+            repairs: self.health.repairs.load(Ordering::Relaxed),
+            ended_tasks: self.tasks.ended().iter().map(ToString::to_string).collect(),
+        }
     }
 
     fn record(&self) -> Option<Attachments> {
@@ -300,7 +306,7 @@ impl HealthChecker {
         let state = self.mailbox.ask(Query::Canary).await.unwrap_or_default();
         match self.walk_routes(state.routes.unwrap_or_default(), &exclusions).await {
             CanaryReport::Failed(symptom) => {
-                self.watch.canary_failures.fetch_add(1, Ordering::Relaxed);
+                self.health.canary_failures.fetch_add(1, Ordering::Relaxed);
                 CanaryReport::Failed(symptom + &self.others())
             }
             report => without(report, state.untried),
@@ -392,10 +398,10 @@ async fn cgroup_changed(changes: Option<&FileChanges>) {
     pending::<()>().await;
 }
 
-/// Waits until the source has confirmed something, at least [`CONFIRMATION_INTERVAL`] after the last look.
-async fn confirmed(contacts: &mut watch::Receiver<()>, last_look: Option<Instant>) {
+/// Waits until the source has confirmed something, at least [`CONFIRMATION_INTERVAL`] after the last check.
+async fn confirmed(contacts: &mut watch::Receiver<()>, last_check: Option<Instant>) {
     while contacts.changed().await.is_ok() {
-        if last_look.is_some_and(|last_look| last_look.elapsed() >= CONFIRMATION_INTERVAL) {
+        if last_check.is_some_and(|last_check| last_check.elapsed() >= CONFIRMATION_INTERVAL) {
             return;
         }
     }

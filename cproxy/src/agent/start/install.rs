@@ -1,0 +1,155 @@
+//! Second phase: the source is started, a child attaches the programs, and the table is opened.
+
+use std::{io, sync::Arc};
+
+use cproxy_core::{Event, NodeContext, Store, printable};
+use cproxy_daemon::{Tasks, unix_socket::SocketFile};
+use cproxy_datapath::bpf::{Environment, PinLock, Scope};
+use cproxy_wire::{ApiClient, Configuration, LastContact};
+use tokio::{net::UnixListener, sync::mpsc};
+
+use super::check::{Checked, Input};
+use crate::{
+    agent::{
+        canary::Canary,
+        error::AgentError,
+        install::install_in_child,
+        own_sockets::socket_setup,
+        readiness::Readiness,
+        reconciler::{Reconciler, Shared},
+        source::{self, CheckedSource, SourceStatus},
+        tasks::{
+            health::{CheckRequests, ProgramHealth},
+            own_addresses::{AddressSource, PresentAddresses},
+            resume::KernelLog,
+        },
+        timeline::Phase,
+    },
+    config::Config,
+    mailbox::{Mailbox, Message},
+    privileges::Broker,
+    run_dir::RunDir,
+    status_http::StatusHttp,
+};
+
+/// Maximum number of batches of events that wait: a bound on memory, not on speed. From the API server each is one
+/// object, which may have a thousand endpoints.
+const EVENTS_WAITING_MAX: usize = 16;
+
+/// Agent whose programs are attached and whose table is open. Its system calls are not filtered.
+pub(in crate::agent) struct Installed {
+    pub(super) config: Config,
+    pub(super) kernel_log: Option<KernelLog>,
+    pub(super) environment: Environment,
+    pub(super) lock: PinLock,
+    pub(super) listener: UnixListener,
+    pub(super) socket: Arc<SocketFile>,
+    pub(super) status_http: StatusHttp,
+    /// Broker that gets ready, unless an exec plugin may need any system call.
+    pub(super) broker: Option<io::Result<Broker>>,
+    pub(super) reconciler: Reconciler,
+    pub(super) source: StartedSource,
+    pub(super) mailbox: Mailbox,
+    pub(super) messages: mpsc::Receiver<Message>,
+    pub(super) addresses: AddressSource,
+    pub(super) check_requests: CheckRequests,
+    pub(super) tasks: Tasks,
+}
+
+/// Source that delivers.
+pub(super) struct StartedSource {
+    pub(super) events: mpsc::Receiver<Vec<Event>>,
+    /// Way for further events. The source alone keeps the channel open, so that its end is noticed.
+    pub(super) sender: mpsc::WeakSender<Vec<Event>>,
+    /// Client of the API servers, if they are the source.
+    pub(super) client: Option<Arc<ApiClient>>,
+    pub(super) configuration: Option<Configuration>,
+    pub(super) last_contact: LastContact,
+}
+
+impl StartedSource {
+    /// Starts the source, which may deliver while the programs are attached.
+    fn start(source: CheckedSource, node_name: Option<String>, lock: &PinLock, tasks: &Tasks) -> Self {
+        let configuration = source.configuration().cloned();
+        let last_contact = LastContact::default();
+        let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
+        let weak_sender = sender.downgrade();
+        let setup = socket_setup(lock.pins());
+        let client = source::start(source, node_name, setup, last_contact.clone(), sender, tasks);
+        Self { events, sender: weak_sender, client, configuration, last_contact }
+    }
+
+    pub(super) fn has_exec_plugin(&self) -> bool {
+        self.configuration.as_ref().is_some_and(Configuration::has_exec_plugin)
+    }
+}
+
+impl Checked {
+    /// Starts the source, has a child attach the programs, and opens the table.
+    pub(in crate::agent) async fn install(self) -> Result<Installed, AgentError> {
+        let Self { config, input, kernel_log, environment, lock, run_dir, listener, socket, status_http, .. } = self;
+        let Input { node, bootstrap, settings, source } = input;
+        let (mut timeline, tasks) = (self.timeline, Tasks::default());
+        let source = StartedSource::start(source, node.node_name.clone(), &lock, &tasks);
+        // It gets ready while the programs are loaded.
+        let broker = (!source.has_exec_plugin()).then(|| {
+            let files = status_http.files().chain([&**socket.path()]);
+            Broker::start(&config.run.run_dir, &environment.pin_dir, files)
+        });
+        install_in_child(&environment, &lock, config.counters.service_counters, None).await?;
+        report_scope(&environment, &run_dir)?;
+        timeline.end(Phase::Install);
+
+        let (mailbox, messages) = Mailbox::new();
+        // Nothing is derived before the addresses are known.
+        let setup = socket_setup(lock.pins());
+        let mut addresses = AddressSource::new(setup, source.sender.clone(), mailbox.clone(), tasks.clone());
+        let PresentAddresses { pod_ips, own } = addresses.start(&node.pod_ips, source.configuration.as_ref());
+        let store = Store::new(NodeContext { pod_ips: pod_ips.clone(), ..node });
+        let canary = Canary::new(&config.monitoring.canary_address);
+        let status = SourceStatus::new(&config.source.source(), source.client.clone(), source.last_contact.clone());
+        let (health, check_requests) = ProgramHealth::new();
+        let shared = Shared::new(settings.terminate_sockets, health);
+        let readiness = Readiness::new(run_dir, timeline);
+        let mut reconciler = Reconciler::open(&lock, (store, canary), status, readiness, shared, tasks.clone())?;
+        reconciler.configure(&settings)?;
+        reconciler.set_own_addresses(own)?;
+        reconciler.reseed()?;
+        if let Some(mut store) = bootstrap {
+            store.apply(Event::PodIps(pod_ips));
+            reconciler.bootstrap(&store)?;
+        }
+        reconciler.end_phase(Phase::Open);
+        Ok(Installed {
+            config,
+            kernel_log,
+            environment,
+            lock,
+            listener,
+            socket,
+            status_http,
+            broker,
+            reconciler,
+            source,
+            mailbox,
+            messages,
+            addresses,
+            check_requests,
+            tasks,
+        })
+    }
+}
+
+/// Reports, in the log and to `cproxy wait`, that the programs are attached below the cgroup root.
+fn report_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), AgentError> {
+    let Some(caveat) = environment.scope.caveat() else { return Ok(()) };
+    let line = format!("attached to {}, {caveat}", printable(&environment.cgroup.display().to_string()));
+    match environment.scope {
+        Scope::Confined => tracing::warn!("{line}"),
+        Scope::Machine | Scope::Requested => tracing::info!("{line}"),
+    }
+    if let Some(lost) = Environment::lost_sockets(environment.scope) {
+        tracing::warn!("{lost}");
+    }
+    Ok(run_dir.set_limited(&line)?)
+}
