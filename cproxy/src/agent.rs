@@ -3,7 +3,6 @@
 mod canary;
 mod doubt;
 mod error;
-mod explain;
 mod install;
 mod last_changes;
 mod list_doubts;
@@ -12,6 +11,7 @@ mod queries;
 mod readiness;
 mod reconciler;
 mod seed;
+mod service_report;
 mod source;
 mod start;
 mod table;

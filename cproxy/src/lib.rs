@@ -11,7 +11,7 @@ mod canary;
 pub mod cli;
 pub mod config;
 pub mod controls;
-pub mod explain;
+pub mod diagnose;
 pub mod mailbox;
 pub mod manifests;
 pub mod privileges;

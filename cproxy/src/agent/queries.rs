@@ -3,10 +3,10 @@
 use cproxy_daemon::{Tasks, log_lines_left_out};
 
 use super::{
-    explain::{ExplainContext, ServerQuery},
     last_changes::LastChanges,
     list_doubts::ListDoubts,
     readiness::Readiness,
+    service_report::{ExplainContext, ServerQuery},
     source::SourceStatus,
     table::{SyncState, Table},
     tasks::{health::ProgramHealth, stale_sockets::SocketGauges, tcp_places::TcpPlaceWatch},

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     config::{PinDirSettings, RunDirSettings, Switch},
-    explain::{gather, json, text},
+    diagnose::explain::{gather, json, text},
     target::Target,
 };
 

@@ -2,10 +2,10 @@
 
 use schemars::{Schema, schema_for};
 
-use super::check::requirement::Requirement;
 use crate::{
     config::SettingRow,
-    explain::Answer,
+    diagnose::check::Requirement,
+    diagnose::explain::Answer,
     report::{BackendRow, EndpointRow, FrontendRow, SocketRow, SummaryRow, TraceRow},
 };
 

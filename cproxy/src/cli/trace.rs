@@ -1,10 +1,6 @@
 //! `cproxy trace`: each call that the programs translate, refuse or drop, as it happens.
 
-mod printer;
-
 use std::{
-    future::pending,
-    io, iter,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -12,34 +8,20 @@ use std::{
 use anyhow::anyhow;
 use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::{Protocol, ServiceName};
-use cproxy_datapath::bpf::{Features, PinDir, TraceDestination, TraceFilter, TraceVerdict, Tracing, excluded_cgroup};
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    signal::unix::{Signal, SignalKind, signal},
-    time::{MissedTickBehavior, interval, sleep, timeout},
-};
+use cproxy_datapath::bpf::{Features, PinDir, TraceDestination, TraceFilter, TraceVerdict, excluded_cgroup};
 
-use self::printer::{Printing, Work};
 use super::{
     options::{Format, check_process},
-    output::print_error,
+    output::{print_error, print_or_end},
     wait::parse_time,
 };
 use crate::{
     config::{PinDirSettings, RunDirSettings},
+    diagnose::trace::{TraceRequest, trace},
     report::FrontendRow,
     run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_services},
     target::Target,
 };
-
-/// Interval of looks at links, losses and counters.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of events that are taken at once. Signals, links and losses get their turn in between.
-const BATCH: usize = 512;
-/// Number of events that are printed at the end: as many as the ring buffer has room for, and more.
-const LAST_EVENTS_MAX: usize = 4_096;
-/// Limit on the time for printing the last events, after which a reader that does not read is left.
-const LAST_MAX: Duration = Duration::from_secs(2);
 
 /// Flags of `cproxy trace`.
 #[derive(Args, Debug)]
@@ -122,113 +104,23 @@ impl ProtocolName {
 }
 
 pub(super) fn run(options: &TraceOptions) -> anyhow::Result<()> {
+    let (pins, features) = (PinDir::new(&options.pin.pin_dir), Features::probe());
+    let request = TraceRequest {
+        filter: filter(options, features)?,
+        features,
+        is_summary: options.summary,
+        is_json: matches!(options.output, Format::Json),
+        count: options.count,
+        duration: options.duration,
+        run_dir: options.run.run_dir.clone(),
+        print: print_or_end,
+        warn: print_error,
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(trace(options));
+    let result = runtime.block_on(trace(&pins, &request));
     // The printer may wait for a reader that does not read.
     runtime.shutdown_background();
     result
-}
-
-async fn trace(options: &TraceOptions) -> anyhow::Result<()> {
-    let pins = PinDir::new(&options.pin.pin_dir);
-    let features = Features::probe();
-    let filter = filter(options, features)?;
-    // Before the programs are switched: no signal may end the process without switching them back.
-    let mut signals = Signals::new()?;
-    let tracing = Tracing::start(&pins, features, &filter)?;
-    // SAFETY: its descriptor is always the same and stays open as long as it lives.
-    let tracing = unsafe { AsyncFd::register_with_interest(tracing, Interest::READABLE) };
-    let mut tracing = tracing.map_err(io::Error::from)?;
-    let mut printing = Printing::new(options);
-    let traced = follow(options, &mut tracing, &mut printing, &mut signals).await;
-    let tracing = tracing.get_mut();
-    let switched = tracing.switch_out();
-    if traced.is_ok() {
-        let events = iter::from_fn(|| tracing.next_event()).take(LAST_EVENTS_MAX).collect();
-        let is_last_summary = options.summary && matches!(options.output, Format::Json);
-        let counters = is_last_summary.then(|| tracing.counters()).transpose()?;
-        let last = printing.finish(Work { events, counters, lost: tracing.lost() });
-        match timeout(LAST_MAX, last).await {
-            Ok(printed) => printed?,
-            Err(_) => print_error(&"the last events are not printed: the reader of stdout does not read"),
-        }
-    }
-    traced?;
-    Ok(switched?)
-}
-
-/// Prints until a signal, a limit or the end of stdout.
-async fn follow(
-    options: &TraceOptions,
-    tracing: &mut AsyncFd<Tracing>,
-    printing: &mut Printing,
-    signals: &mut Signals,
-) -> anyhow::Result<()> {
-    let mut looks = interval(LOOK_INTERVAL);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let end = end_of(options.duration);
-    tokio::pin!(end);
-    loop {
-        tokio::select! {
-            () = signals.recv() => return Ok(()),
-            () = &mut end => return Ok(()),
-            _ = looks.tick() => {
-                tracing.get_mut().switch_in()?;
-                if printing.is_idle() {
-                    let tracing = tracing.get_mut();
-                    let counters = options.summary.then(|| tracing.counters()).transpose()?;
-                    printing.start(Work { events: Vec::new(), counters, lost: tracing.lost() });
-                }
-            }
-            ready = tracing.readable_mut(), if printing.is_idle() => {
-                let mut ready = ready?;
-                let tracing = ready.get_inner_mut();
-                let events: Vec<_> = iter::from_fn(|| tracing.next_event()).take(BATCH).collect();
-                let work = Work { lost: tracing.lost(), counters: None, events };
-                if work.events.len() < BATCH {
-                    ready.clear_ready();
-                }
-                printing.start(work);
-            }
-            is_open = printing.done(), if !printing.is_idle() => {
-                if !is_open? {
-                    return Ok(());
-                }
-            }
-        }
-    }
-}
-
-async fn end_of(duration: Option<Duration>) {
-    match duration {
-        Some(duration) => sleep(duration).await,
-        None => pending().await,
-    }
-}
-
-/// Signals that end the command.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-
-    async fn recv(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-        }
-    }
 }
 
 fn filter(options: &TraceOptions, features: Features) -> anyhow::Result<TraceFilter> {

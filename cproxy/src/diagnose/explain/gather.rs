@@ -11,7 +11,6 @@ use cproxy_datapath::{
 use super::{
     facts::{AgentFacts, DirectFact, Facts, KernelFacts, ProcessFacts, ProgramFacts, SocketFacts},
     probe::{probe, without_route},
-    verdict::calls,
 };
 use crate::{
     agent::socket_setup,
@@ -46,7 +45,7 @@ pub fn gather(target: Target, pid: Option<u32>, probes: bool, pins: &PinDir, run
         facts.agent = agent(&facts.target, run_dir);
         facts.kernel = kernel(&facts, pins);
     }
-    let calls = calls(&facts);
+    let calls = facts.calls();
     if facts.kernel.is_ok() && !calls.is_empty() {
         facts.sockets = sockets(pins, &calls);
     }

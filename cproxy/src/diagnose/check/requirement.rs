@@ -10,7 +10,7 @@ use crate::report::one_line;
 /// One requirement. Names and fields are a contract, like those of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub(in crate::cli) struct Requirement {
+pub(crate) struct Requirement {
     /// Its name.
     pub(super) name: String,
     /// Whether it is met.
@@ -27,7 +27,7 @@ pub(super) type CheckResult = (RequirementState, String);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
-pub(in crate::cli) enum RequirementState {
+pub(crate) enum RequirementState {
     /// It is met.
     Ok,
     /// cproxy works without it, with less function.
@@ -82,13 +82,13 @@ pub(super) fn optional(name: impl Into<String>, result: CheckResult) -> Requirem
 }
 
 /// Names of the required things that are missing.
-pub(super) fn lacking(requirements: &[Requirement]) -> Vec<&str> {
+pub(crate) fn lacking(requirements: &[Requirement]) -> Vec<&str> {
     let lacks = |requirement: &&Requirement| requirement.required && requirement.state == RequirementState::Missing;
     requirements.iter().filter(lacks).map(|requirement| requirement.name.as_str()).collect()
 }
 
 /// The requirements as aligned columns.
-pub(super) fn text(requirements: &[Requirement]) -> String {
+pub(crate) fn text(requirements: &[Requirement]) -> String {
     let width = requirements.iter().map(|requirement| requirement.name.len()).max().unwrap_or(0);
     let line = |Requirement { name, state, detail, .. }: &Requirement| {
         format!("{:<10}{name:<width$}  {detail}\n", state.as_str())

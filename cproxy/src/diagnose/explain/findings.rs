@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::{
     facts::{Facts, ProcessFacts, ProgramFacts, SocketFacts},
     probe::Probe,
-    verdict::calls,
 };
 use crate::report::{ChangeRow, FrontendRow, SocketRow};
 
@@ -186,7 +185,7 @@ fn table(facts: &Facts) -> Option<Finding> {
     let (kernel, agent) = (facts.kernel.as_ref().ok()?, facts.agent.as_ref().ok()?);
     // Before that, the agent wants nothing.
     agent.report.synced_seconds?;
-    let calls = calls(facts);
+    let calls = facts.calls();
     let wanted: BTreeMap<_, _> = agent
         .report
         .services

@@ -1,6 +1,6 @@
 //! Facts about a destination, and about the process that asks.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use cproxy_core::{Backend, Frontend};
 
@@ -111,4 +111,25 @@ pub struct DirectFact {
     pub local: Backend,
     /// A process that has it, and its name.
     pub process: Option<(u32, String)>,
+}
+
+impl Facts {
+    /// Frontends that the destination stands for.
+    #[must_use]
+    pub fn calls(&self) -> BTreeSet<Frontend> {
+        let kernel = self.kernel.iter().flat_map(|kernel| &kernel.frontends);
+        let services = self.agent.iter().flat_map(|agent| &agent.report.services);
+        match &self.target {
+            Target::Frontend(frontend) => BTreeSet::from([*frontend]),
+            Target::Address(address) => {
+                let known = kernel.chain(services.flat_map(|service| &service.frontends));
+                known.filter_map(FrontendRow::frontend).filter(|frontend| frontend.address == *address).collect()
+            }
+            Target::Service(name) => {
+                let name = name.to_string();
+                let own = services.filter(|service| service.service == name).flat_map(|service| &service.frontends);
+                own.filter_map(FrontendRow::frontend).collect()
+            }
+        }
+    }
 }

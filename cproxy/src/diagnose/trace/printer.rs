@@ -2,6 +2,7 @@
 //! the command still obeys signals.
 
 use std::{
+    fmt::Display,
     future::pending,
     io::{self, IsTerminal, stdout},
     mem,
@@ -13,12 +14,8 @@ use cproxy_datapath::bpf::{ServiceCounters, TraceEvent};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::TraceOptions;
+use super::TraceRequest;
 use crate::{
-    cli::{
-        options::Format,
-        output::{print_error, print_or_end},
-    },
     report::{Names, TraceRow, summary_rows, summary_text, trace_header},
     run_dir::{RESPONSE_TIMEOUT, fetch_services},
 };
@@ -45,8 +42,8 @@ pub(super) enum Printing {
 }
 
 impl Printing {
-    pub(super) fn new(options: &TraceOptions) -> Self {
-        Self::Idle(Box::new(Printer::new(options)))
+    pub(super) fn new(request: &TraceRequest) -> Self {
+        Self::Idle(Box::new(Printer::new(request)))
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -86,7 +83,9 @@ impl Printing {
 
 /// State of the output.
 pub(super) struct Printer {
-    format: Format,
+    is_json: bool,
+    print: fn(&str) -> anyhow::Result<bool>,
+    warn: fn(&dyn Display),
     run_dir: PathBuf,
     names: Names,
     /// Time of the last question to the agent for names.
@@ -102,19 +101,21 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    fn new(options: &TraceOptions) -> Self {
+    fn new(request: &TraceRequest) -> Self {
         let now = |clock| {
             let now = clock_gettime(clock);
             i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
         };
-        let has_header = matches!(options.output, Format::Table) && !options.summary;
+        let has_header = !request.is_json && !request.is_summary;
         Self {
-            format: options.output,
-            run_dir: options.run.run_dir.clone(),
+            is_json: request.is_json,
+            print: request.print,
+            warn: request.warn,
+            run_dir: request.run_dir.clone(),
             names: Names::default(),
             asked: None,
             header: if has_header { trace_header() } else { String::new() },
-            wanted: options.count.unwrap_or(u64::MAX),
+            wanted: request.count.unwrap_or(u64::MAX),
             lost: 0,
             clock_offset_ns: now(ClockId::Realtime) - now(ClockId::Monotonic),
         }
@@ -136,8 +137,8 @@ impl Printer {
         }
         self.report_losses(work.lost);
         let is_open = match text.strip_prefix(CLEAR) {
-            Some(text) => clear() && print_or_end(text)?,
-            None => text.is_empty() || print_or_end(&text)?,
+            Some(text) => clear() && (self.print)(text)?,
+            None => text.is_empty() || (self.print)(&text)?,
         };
         Ok(is_open && self.wanted > 0)
     }
@@ -147,19 +148,16 @@ impl Printer {
             self.ask_names();
         }
         let row = TraceRow::new(event, &self.names, self.clock_offset_ns);
-        match self.format {
-            Format::Table => Ok(row.text()),
-            Format::Json => serde_json::to_string(&row),
-        }
+        if self.is_json { serde_json::to_string(&row) } else { Ok(row.text()) }
     }
 
     fn summary(&mut self, counters: &ServiceCounters) -> serde_json::Result<String> {
         self.ask_names();
         let rows = summary_rows(counters, &self.names);
-        Ok(match self.format {
-            Format::Json => serde_json::to_string(&rows)? + "\n",
-            Format::Table if stdout().is_terminal() => format!("{CLEAR}{}", summary_text(&rows)),
-            Format::Table => summary_text(&rows) + "\n",
+        Ok(match () {
+            () if self.is_json => serde_json::to_string(&rows)? + "\n",
+            () if stdout().is_terminal() => format!("{CLEAR}{}", summary_text(&rows)),
+            () => summary_text(&rows) + "\n",
         })
     }
 
@@ -176,7 +174,7 @@ impl Printer {
     fn report_losses(&mut self, lost: u64) {
         if lost > self.lost {
             let message = "events were lost: they came faster than they were printed";
-            print_error(&format_args!("{} {message}", lost - self.lost));
+            (self.warn)(&format_args!("{} {message}", lost - self.lost));
             self.lost = lost;
         }
     }

@@ -160,7 +160,7 @@ pub(super) fn dns(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::check::requirement::RequirementState;
+    use crate::diagnose::check::requirement::RequirementState;
 
     fn state(path: Option<(&str, u32)>, backends: usize, unreachable: Option<&str>) -> FamilyState {
         let error = || io::Error::from_raw_os_error(libc::ENETUNREACH);

@@ -1,9 +1,6 @@
 //! Verdict on each call that a destination stands for.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use cproxy_core::{Action, Backend, Frontend, Protocol, ServiceName};
 use serde::Serialize;
@@ -59,26 +56,8 @@ pub struct Verdict {
 /// Verdicts on all calls that the destination stands for, at least one.
 #[must_use]
 pub fn verdicts(facts: &Facts) -> Vec<Verdict> {
-    let calls = calls(facts);
+    let calls = facts.calls();
     if calls.is_empty() { vec![unknown(facts)] } else { calls.into_iter().map(|call| verdict(facts, call)).collect() }
-}
-
-/// Frontends that the destination stands for.
-pub(super) fn calls(facts: &Facts) -> BTreeSet<Frontend> {
-    let kernel = facts.kernel.iter().flat_map(|kernel| &kernel.frontends);
-    let services = facts.agent.iter().flat_map(|agent| &agent.report.services);
-    match &facts.target {
-        Target::Frontend(frontend) => BTreeSet::from([*frontend]),
-        Target::Address(address) => {
-            let known = kernel.chain(services.flat_map(|service| &service.frontends));
-            known.filter_map(FrontendRow::frontend).filter(|frontend| frontend.address == *address).collect()
-        }
-        Target::Service(name) => {
-            let name = name.to_string();
-            let own = services.filter(|service| service.service == name).flat_map(|service| &service.frontends);
-            own.filter_map(FrontendRow::frontend).collect()
-        }
-    }
 }
 
 fn verdict(facts: &Facts, call: Frontend) -> Verdict {

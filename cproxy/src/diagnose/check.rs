@@ -1,0 +1,394 @@
+//! Requirements on kernel, machine, network and API server, and whether each is met. Nothing is changed.
+
+mod network;
+mod requirement;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use cproxy_datapath::{
+    bpf::{
+        self, CGROUPS_MAX, Environment, Features, KernelReader, MapType, Mount, Neighbours, PinDir, PinError, Program,
+        ROOT_CGROUP_ID, Scope,
+    },
+    sockets::{self, Abilities},
+};
+use cproxy_wire::{diagnose, probe_nameservers};
+
+pub(crate) use self::requirement::{Requirement, lacking, text};
+use self::{
+    network::DNS_TIME_MAX,
+    requirement::{CheckResult, degraded, from_result, missing, ok, optional, required},
+};
+use crate::{
+    agent::{generation_id, socket_setup},
+    config::ObjectSource,
+    privileges::{Rights, can_filter_system_calls},
+    report::{HealthReport, Names, SourceReport},
+    run_dir::{self, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_services, fetch_source},
+};
+
+/// Subject of a check.
+pub(crate) struct CheckRequest<'a> {
+    /// Reason why cproxy does nothing here, if it is disabled.
+    pub(crate) disabled: Option<String>,
+    pub(crate) source: ObjectSource,
+    pub(crate) node_name: Option<String>,
+    /// cgroup2 directory that `run` would attach to; `None`: the cgroup2 root.
+    pub(crate) cgroup: Option<&'a Path>,
+    pub(crate) pin_dir: &'a Path,
+    pub(crate) run_dir: &'a Path,
+}
+
+/// Requirements on the machine, and those on network and API server.
+pub(crate) fn requirements(request: &CheckRequest<'_>) -> anyhow::Result<(Vec<Requirement>, Vec<Requirement>)> {
+    Ok((of_machine(request), of_network(request)?))
+}
+
+fn of_machine(request: &CheckRequest<'_>) -> Vec<Requirement> {
+    let &CheckRequest { cgroup, pin_dir, run_dir, .. } = request;
+    let cgroup = Environment::cgroup2(cgroup, run_dir);
+    let capabilities = Environment::capabilities();
+    let kernel = Kernel { is_accessible: capabilities.is_ok() };
+    let mut all = Vec::from_iter(request.disabled.clone().map(|reason| optional("enabled", degraded(reason))));
+    all.extend([
+        required("kernel", from_result(Environment::kernel())),
+        required("capabilities", from_result(capabilities.map(|()| "enough to load and attach programs"))),
+        required("cgroup2", cgroup.as_ref().map_or_else(missing, |(at, scope)| in_scope(*scope, mount(at)))),
+        required("bpffs", from_result(Environment::bpffs(pin_dir).as_ref().map(mount))),
+        required("run_dir", from_result(Environment::run_dir(run_dir).map(|()| run_dir.display()))),
+        required("cgroup_bpf", kernel.probe(hooks)),
+    ]);
+    all.extend(bpf::MAP_TYPES.map(|(name, of_type)| required(format!("map_{name}"), kernel.probe(|| map(of_type)))));
+    all.extend(programs(kernel));
+    all.push(optional("errno_helper", kernel.probe(errno_helper)));
+    let pins = PinDir::new(pin_dir);
+    all.extend(socket_requirements(&pins));
+    all.push(optional("restore", restore()));
+    all.push(optional("confinement", confinement(run_dir)));
+    // The agent puts programs back.
+    all.extend(health_of_agent(run_dir));
+    all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
+    all.push(optional("other_programs", kernel.probe(|| other_programs(&pins, cgroup.as_ref().ok()))));
+    all.push(optional("source", source(run_dir)));
+    all
+}
+
+/// Lines about network and API server. Sockets of check to the API server are marked like those of the agent, and those
+/// to nameservers are like those of applications.
+fn of_network(request: &CheckRequest<'_>) -> anyhow::Result<Vec<Requirement>> {
+    let pins = PinDir::new(request.pin_dir);
+    let setup = socket_setup(&pins);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let node = request.node_name.as_deref();
+    let root = root_of_agent(request.run_dir);
+    let (findings, answers) = runtime.block_on(async {
+        let answers = tokio::spawn(probe_nameservers(DNS_TIME_MAX));
+        let findings = match &request.source {
+            ObjectSource::ApiServer(server) => diagnose(server, node, setup.clone(), &root).await,
+            ObjectSource::Manifests(_) => Vec::new(),
+        };
+        (findings, answers.await.unwrap_or_default())
+    });
+    let services = fetch_services(request.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
+    let names: Names = services.iter().cloned().collect();
+    let table = KernelReader::read_table(&pins).ok().map(|mut table| {
+        table.frontends.retain(|frontend, _| !names.is_canary(frontend));
+        table
+    });
+    let mut all: Vec<_> = findings.into_iter().map(Requirement::from).collect();
+    all.extend(network::families(table.as_ref(), &setup));
+    all.push(optional("dns", network::dns(&answers, table.as_ref(), &services, is_served(&pins))));
+    Ok(all)
+}
+
+/// Root directory of a running agent, which has a resolver of its own: that of a pod is usually a ClusterIP. This
+/// process's without an agent, or where its root cannot be entered.
+fn root_of_agent(run_dir: &Path) -> PathBuf {
+    let root = run_dir::agent(run_dir).map(|agent| PathBuf::from(format!("/proc/{}/root", agent.as_raw_nonzero())));
+    root.ok().filter(|root| root.read_dir().is_ok()).unwrap_or_else(|| "/".into())
+}
+
+/// Whether the programs, if there are any, run for this process.
+fn is_served(pins: &PinDir) -> bool {
+    let mut ids = bpf::attached(pins).into_iter().filter_map(|(_, id)| id.ok());
+    let Some(id) = ids.find(|id| *id != 0) else { return true };
+    id == ROOT_CGROUP_ID || bpf::ProcessCgroup::of(None).is_ok_and(|own| own.ids.contains(&id))
+}
+
+/// Programs of others at our hooks, in the cgroup of the programs and in those below it.
+fn other_programs(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
+    let Some((Mount::Present(dir), _)) = cgroup else { return ok("none: cgroup2 is not mounted yet") };
+    let Neighbours { others, without_ours, cgroups, is_cut } = bpf::neighbours(pins, dir, CGROUPS_MAX);
+    if let Some(lost) = without_ours {
+        return degraded(format!(
+            "{} is below the programs' cgroup, and not all of them run there: start `cproxy run` again",
+            lost.display()
+        ));
+    }
+    let seen = if is_cut { format!("the first {cgroups} cgroups") } else { format!("{cgroups} cgroups") };
+    if others.is_empty() {
+        return ok(format!("none in {seen}"));
+    }
+    let names: Vec<_> = others.iter().map(|other| format!("{other} in {}", other.cgroup.display())).collect();
+    degraded(format!("they run beside cproxy, and each can deny a call or change its address: {}", names.join("; ")))
+}
+
+/// Requirements for closing stale sockets, which are otherwise left open and at best counted, and for freeing places.
+fn socket_requirements(pins: &PinDir) -> [Requirement; 5] {
+    let Abilities { udp_diag, tcp_diag, destroy, storages, places } = sockets::probe(Some(pins));
+    let one = |name, can: Result<(), String>, detail: &str, loss: &str| {
+        optional(name, can.map_or_else(|reason| degraded(format!("{reason}; {loss}")), |()| ok(detail)))
+    };
+    let left = "stale ones are counted and left open";
+    let refused = "stale ones are counted and left open; UDP sockets that a Service without endpoints refused stay \
+                   refused until they connect anew";
+    [
+        one("udp_sockets", udp_diag, "can be listed", refused),
+        one("tcp_sockets", tcp_diag, "can be listed", left),
+        one("socket_destroy", destroy, "stale sockets can be closed", refused),
+        one("socket_state", storages, "can be read for all processes", "stale sockets are neither closed nor counted"),
+        one("tcp_places", places, "those of closed MPTCP sockets are freed", "closed MPTCP sockets keep theirs"),
+    ]
+}
+
+/// Signs by which the agent notices that the VM was restored from a snapshot.
+fn restore() -> CheckResult {
+    match generation_id() {
+        None => ok("noticed by steps of the clock, and by a changed network; there is no VM generation id"),
+        Some(Ok(())) => ok("noticed by the VM generation id and by steps of the clock"),
+        Some(Err(error)) => {
+            degraded(format!("the VM generation id changes unseen: /dev/kmsg: {error}; CAP_SYSLOG gives access"))
+        }
+    }
+}
+
+/// Rights of a running agent; without one, whether the kernel lets it limit them.
+fn confinement(run_dir: &Path) -> CheckResult {
+    let agent = run_dir::agent(run_dir).map(|agent| (agent, Rights::of(agent)));
+    match agent {
+        Ok((_, Ok(rights))) if rights.are_confined() => ok(format!("the agent keeps {rights}")),
+        Ok((_, Ok(rights))) => degraded(format!("the agent keeps {rights}; its log says why")),
+        Ok((agent, Err(error))) => {
+            degraded(format!("the agent cannot be looked at: /proc/{}: {error}", agent.as_raw_nonzero()))
+        }
+        Err(_) if can_filter_system_calls() => ok("no agent is running; the kernel can filter its system calls"),
+        Err(_) => degraded(
+            "no agent is running; the kernel could not filter its system calls: build it with CONFIG_SECCOMP_FILTER",
+        ),
+    }
+}
+
+const NO_ACCESS: &str = "cannot be tried without the capabilities";
+
+/// Access to `bpf(2)`, which needs privileges.
+#[derive(Clone, Copy)]
+struct Kernel {
+    is_accessible: bool,
+}
+
+impl Kernel {
+    fn probe(self, check: impl FnOnce() -> CheckResult) -> CheckResult {
+        if self.is_accessible { check() } else { missing(NO_ACCESS) }
+    }
+}
+
+fn mount(mount: &Mount) -> String {
+    match mount {
+        Mount::Present(dir) => dir.display().to_string(),
+        Mount::Possible(dir) => format!("not mounted yet; `cproxy run` mounts it at {}", dir.display()),
+    }
+}
+
+/// The place of the programs: `degraded` where not all processes are served and `--cgroup` does not ask for that.
+fn in_scope(scope: Scope, place: String) -> CheckResult {
+    if let Some(lost) = Environment::lost_sockets(scope) {
+        return degraded(format!("{place}, {}; {lost}", scope.caveat().unwrap_or_default()));
+    }
+    match (scope, scope.caveat()) {
+        (Scope::Confined, Some(caveat)) => degraded(format!("{place}, {caveat}")),
+        (_, Some(caveat)) => ok(format!("{place}, {caveat}")),
+        (_, None) => ok(place),
+    }
+}
+
+fn hooks() -> CheckResult {
+    let advice = |error| {
+        format!(
+            "the kernel refuses the smallest program: {error}; build it with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF, \
+             and run cproxy outside user namespaces and seccomp filters"
+        )
+    };
+    from_result(bpf::has_hooks().map(|()| "the kernel has socket address hooks").map_err(advice))
+}
+
+fn map(map_type: MapType) -> CheckResult {
+    match bpf::has_map_type(map_type) {
+        Ok(true) => ok("can be made"),
+        Ok(false) => {
+            missing("the kernel does not have this type of map; build it with CONFIG_BPF_SYSCALL and CONFIG_NET")
+        }
+        Err(error) => missing(format!("cannot be tried: {error}")),
+    }
+}
+
+/// The programs, loaded together because they share their maps.
+fn programs(kernel: Kernel) -> Vec<Requirement> {
+    let all = |result: CheckResult| Program::ALL.map(|program| required(program_name(program), result.clone())).into();
+    if !kernel.is_accessible {
+        return all(missing(NO_ACCESS));
+    }
+    let verified = |count| format!("loads, {count} instructions verified");
+    let one = |(program, count): (_, Result<u32, _>)| required(program_name(program), from_result(count.map(verified)));
+    match bpf::try_load(Features::probe(), bpf::ProgramSet::Plain) {
+        Ok(programs) => programs.into_iter().map(one).collect(),
+        Err(error) => all(missing(error)),
+    }
+}
+
+fn program_name(program: Program) -> String {
+    format!("program_{}", program.link)
+}
+
+fn errno_helper() -> CheckResult {
+    match bpf::has_errno_helper() {
+        Ok(true) => ok("refused calls fail with ECONNREFUSED or EHOSTUNREACH"),
+        Ok(false) => degraded(
+            "refused calls fail with EPERM, not with ECONNREFUSED or EHOSTUNREACH; Linux 6.1 and newer let these hooks \
+             call bpf_set_retval",
+        ),
+        Err(error) => missing(format!("cannot be tried: {error}")),
+    }
+}
+
+/// Current cgroup of the hooks, if `cproxy run` attached them before.
+fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
+    match pins.check_installed() {
+        Err(PinError::NotInstalled(_)) => return ok("not installed"),
+        Err(error) => return missing(error),
+        Ok(()) => {}
+    }
+    let mut cgroup_id = 0;
+    for (program, id) in bpf::attached(pins) {
+        match id {
+            Ok(0) => return missing(format!("{}: its cgroup is gone; start `cproxy run` again", program.link)),
+            Ok(id) => cgroup_id = id,
+            Err(error) => return missing(format!("{}: {error}; start `cproxy run` again", program.link)),
+        }
+    }
+    match cgroup {
+        Some((Mount::Present(dir), scope)) if is_cgroup(dir, cgroup_id) => {
+            in_scope(*scope, format!("to {}", dir.display()))
+        }
+        _ if cgroup_id == ROOT_CGROUP_ID => ok("to the cgroup root"),
+        _ => degraded(format!(
+            "to another cgroup, with id {cgroup_id}: only processes in and below it are served; \
+             `find /sys/fs/cgroup -inum {cgroup_id}` names it"
+        )),
+    }
+}
+
+const ANOTHER_VERSION: &str = "the running agent is of another version and does not say";
+
+/// Source that a running agent follows.
+fn source(run_dir: &Path) -> CheckResult {
+    let report = |report: SourceReport| if report.is_good() { ok(report) } else { degraded(report) };
+    fetch_source(run_dir).map_or_else(|error| no_report(run_dir, &error), report)
+}
+
+/// Effect of the programs, which a running agent has just tried, and its background tasks.
+fn health_of_agent(run_dir: &Path) -> [Requirement; 2] {
+    let (hooks, tasks) = match fetch_health(run_dir) {
+        Ok(report) => (hooks_of_agent(&report), tasks_of_agent(&report)),
+        Err(error) => (no_report(run_dir, &error), no_report(run_dir, &error)),
+    };
+    [required("hooks", hooks), optional("tasks", tasks)]
+}
+
+fn hooks_of_agent(report: &HealthReport) -> CheckResult {
+    match (report.is_good(), report.is_whole()) {
+        (true, true) => ok(report),
+        (true, false) => degraded(report),
+        (false, _) => missing(report),
+    }
+}
+
+fn tasks_of_agent(report: &HealthReport) -> CheckResult {
+    match report.ended_tasks.as_slice() {
+        [] => ok("all background tasks of the agent run"),
+        names => degraded(format!("tasks of the agent have ended: {}; start it again", names.join(", "))),
+    }
+}
+
+/// Result where the agent does not report.
+fn no_report(run_dir: &Path, error: &io::Error) -> CheckResult {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
+            ok("no agent is running")
+        }
+        io::ErrorKind::InvalidData => degraded(ANOTHER_VERSION),
+        _ => missing(explain_silence(run_dir, error)),
+    }
+}
+
+fn is_cgroup(dir: &Path, id: u64) -> bool {
+    bpf::cgroup_id(dir).is_ok_and(|its| its == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        io::{Read, Write},
+        os::unix::net::UnixListener,
+        thread,
+    };
+
+    use super::*;
+
+    #[test]
+    fn tasks_that_have_ended_are_named() {
+        // As an earlier agent reports.
+        let mut report: HealthReport =
+            serde_json::from_str(r#"{"differences":[],"canary":"reached","repairs":0}"#).unwrap();
+        assert_eq!(tasks_of_agent(&report), ok("all background tasks of the agent run"));
+        report.ended_tasks = vec!["reload".to_owned(), "source".to_owned()];
+        assert_eq!(tasks_of_agent(&report), degraded("tasks of the agent have ended: reload, source; start it again"));
+    }
+
+    #[test]
+    fn the_source_is_that_of_a_running_agent_of_any_version() {
+        let dir = std::env::temp_dir().join(format!("cproxy-source-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        assert_eq!(source(&dir), ok("no agent is running"));
+        let listener = UnixListener::bind(dir.join("cproxy.sock")).unwrap();
+        let follows = |choice, seconds| {
+            let server = serde_json::json!({
+                "server": "https://api/", "choice": choice, "silent_seconds": seconds, "view": "all"
+            });
+            serde_json::json!({"api_server": server}).to_string()
+        };
+        for (answer, expected) in [
+            (follows(1, 5), ok("follows https://api/ (its 1st choice), last confirmed 5 s ago, view all")),
+            (follows(2, 5), degraded("follows https://api/ (its 2nd choice), last confirmed 5 s ago, view all")),
+            (r#"{"manifests":["a"]}"#.to_owned(), ok("manifests a")),
+            ("error: the requests are: a, b\n".to_owned(), degraded(ANOTHER_VERSION)),
+            (String::new(), degraded(ANOTHER_VERSION)),
+        ] {
+            let found = thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    stream.read_exact(&mut [0; 7]).unwrap();
+                    stream.write_all(answer.as_bytes()).unwrap();
+                });
+                source(&dir)
+            });
+            assert_eq!(found, expected, "{answer}");
+        }
+        drop(listener);
+        assert_eq!(source(&dir), ok("no agent is running"), "a socket without an agent");
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
