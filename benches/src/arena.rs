@@ -348,7 +348,7 @@ impl<'s> Stand<'s> {
             None if peer.is_cproxy() => {
                 let how = if peer == Peer::CproxyRoundRobin { "round-robin" } else { "random" };
                 let agent = cluster.agent(sandbox).args(["--node-name", NODE, "--balance", how]);
-                Process::Cproxy(Box::new(agent.start()))
+                Process::Cproxy(Box::new(agent.spawn()))
             }
             None => Process::None,
             Some(mode) => {

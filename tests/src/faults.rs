@@ -21,7 +21,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use self::tracer::Shared;
 use crate::{
-    process::{Agent, eventually},
+    process::{Agent, AgentSettings, eventually},
+    program::Settings as _,
     random::{self, Random},
     sandbox::{Placement, Sandbox},
 };
@@ -161,7 +162,7 @@ pub struct TracedAgent {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     pid: Pid,
-    ready: PathBuf,
+    settings: AgentSettings,
     log: PathBuf,
 }
 
@@ -176,7 +177,7 @@ impl TracedAgent {
     /// # Panics
     /// When it cannot be started.
     pub fn start_agent(sandbox: &Sandbox, agent: Agent<'_>, injection: Option<Injection>) -> Self {
-        let (mut command, ready) = agent.command();
+        let (mut command, settings) = agent.command();
         let log = sandbox.dir().join("traced.log");
         let output = std::fs::File::create(&log).expect("cannot create a log file in the sandbox");
         let errors = output.try_clone().expect("cannot duplicate a descriptor");
@@ -184,7 +185,7 @@ impl TracedAgent {
         let directory = sandbox.dir().to_string_lossy().into_owned();
         let shared = Arc::new(Shared::new(injection));
         let (thread, pid) = tracer::spawn(command, directory, Arc::clone(&shared));
-        Self { shared, thread: Some(thread), pid, ready, log }
+        Self { shared, thread: Some(thread), pid, settings, log }
     }
 
     /// Waits until the agent is ready, or has ended. Returns whether it is ready.
@@ -192,10 +193,12 @@ impl TracedAgent {
     /// # Panics
     /// When neither happens within a minute.
     pub fn settle(&mut self) -> bool {
-        eventually(TIMEOUT, "the agent is ready or has ended", || match (self.exit_status(), self.ready.exists()) {
-            (Some(_), _) => Ok(false),
-            (None, true) => Ok(true),
-            (None, false) => Err(self.log()),
+        eventually(TIMEOUT, "the agent is ready or has ended", || {
+            match (self.exit_status(), self.settings.check_ready().is_ok()) {
+                (Some(_), _) => Ok(false),
+                (None, true) => Ok(true),
+                (None, false) => Err(self.log()),
+            }
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fmt::Display,
     fs::{self, File},
     io::{self, Read, Write},
@@ -26,7 +26,7 @@ use rustix::{
 use serde_json::Value;
 
 use crate::{
-    program::{Program, without_settings},
+    program::{Program, Running, Settings, without_settings},
     sandbox::{Placement, Sandbox},
 };
 
@@ -35,9 +35,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Limit on a run of the program under test, on a machine where many others run.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Pause between two polls for readiness where the time is measured.
-const READY_POLL: Duration = Duration::from_micros(500);
 
 /// Number of log lines that a failed test shows.
 const TAIL_LINES: usize = 40;
@@ -373,34 +370,54 @@ impl FullPipe {
     }
 }
 
-/// Gives a command this as its standard error, whatever else it is given.
-pub(crate) fn replace_stderr(command: &mut Command, stderr: OwnedFd) {
-    // SAFETY: the closure makes one system call, dup3, between fork and exec.
-    unsafe { command.pre_exec(move || Ok(rustix::stdio::dup2_stderr(&stderr)?)) };
-}
-
-/// Arguments and environment of `cproxy run`, always with the sandbox's cgroup, pin directory and run directory.
+/// Arguments and environment of `cproxy run`, always with the sandbox's cgroup, pin directory and run directory. By
+/// default the agent is inside the cgroup that it serves, as in a guest.
 pub type Agent<'s> = Program<'s, AgentSettings>;
 
-/// Placement of an agent, and its directories.
+/// A running `cproxy run`.
+pub type RunningAgent = Running<AgentSettings>;
+
+/// Directories of an agent.
 #[derive(Debug)]
 pub struct AgentSettings {
-    placement: Placement,
     cgroup: PathBuf,
     pin_dir: PathBuf,
     run_dir: PathBuf,
 }
 
+impl AgentSettings {
+    fn ready(&self) -> PathBuf {
+        self.run_dir.join("ready")
+    }
+}
+
+impl Settings for AgentSettings {
+    const NAME: &'static str = "cproxy";
+
+    fn binary() -> PathBuf {
+        cproxy_binary()
+    }
+
+    fn args(&self) -> Vec<OsString> {
+        let own = [("--cgroup", &self.cgroup), ("--pin-dir", &self.pin_dir), ("--run-dir", &self.run_dir)];
+        own.map(|(flag, path)| [flag.into(), path.into()]).concat()
+    }
+
+    fn forget(&self) {
+        drop(fs::remove_file(self.ready()));
+    }
+
+    fn check_ready(&self) -> io::Result<()> {
+        fs::metadata(self.ready()).map(drop)
+    }
+}
+
 impl<'s> Agent<'s> {
     /// An agent without a source, which must be added.
     pub fn new(sandbox: &'s Sandbox) -> Self {
-        let settings = AgentSettings {
-            placement: Placement::Hooked,
-            cgroup: sandbox.cgroup().to_owned(),
-            pin_dir: sandbox.pin_dir(),
-            run_dir: sandbox.run_dir(),
-        };
-        Self::with_settings(sandbox, settings)
+        let cgroup = sandbox.cgroup().to_owned();
+        let settings = AgentSettings { cgroup, pin_dir: sandbox.pin_dir(), run_dir: sandbox.run_dir() };
+        Self::with_settings(sandbox, Placement::Hooked, settings)
     }
 
     /// Adds `--manifests path`.
@@ -428,95 +445,5 @@ impl<'s> Agent<'s> {
     pub fn run_dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.own.run_dir = path.into();
         self
-    }
-
-    /// Sets the placement of the agent itself: by default inside the cgroup it serves, as in a guest.
-    #[must_use]
-    pub fn placement(mut self, placement: Placement) -> Self {
-        self.own.placement = placement;
-        self
-    }
-
-    /// Starts the agent. A `ready` left by an earlier agent is removed, so that [`RunningAgent::wait_ready`] waits for
-    /// this one.
-    pub fn start(self) -> RunningAgent {
-        let (sandbox, placement) = (self.sandbox, self.own.placement);
-        let (command, ready) = self.command();
-        RunningAgent { daemon: Daemon::spawn(sandbox, "cproxy", placement, command), ready }
-    }
-
-    /// Starts the agent with this as its standard error, in place of the log file.
-    pub fn start_with_stderr(self, stderr: OwnedFd) -> RunningAgent {
-        let (sandbox, placement) = (self.sandbox, self.own.placement);
-        let (mut command, ready) = self.command();
-        replace_stderr(&mut command, stderr);
-        RunningAgent { daemon: Daemon::spawn(sandbox, "cproxy", placement, command), ready }
-    }
-
-    /// The agent's command, and the path of its `ready`, which is removed.
-    pub(crate) fn command(self) -> (Command, PathBuf) {
-        let ready = self.own.run_dir.join("ready");
-        drop(fs::remove_file(&ready));
-        let AgentSettings { cgroup, pin_dir, run_dir, .. } = &self.own;
-        let own = [("--cgroup", cgroup), ("--pin-dir", pin_dir), ("--run-dir", run_dir)];
-        let own = own.map(|(flag, path)| [flag.into(), path.into()]).concat();
-        (self.run_command(cproxy_binary, own), ready)
-    }
-
-    /// Starts the agent and waits for the file `ready`. Returns also the time since just before the start, to half a
-    /// millisecond.
-    ///
-    /// # Panics
-    /// After `timeout`, or when the agent has ended.
-    pub fn start_and_time(self, timeout: Duration) -> (RunningAgent, Duration) {
-        let started = Instant::now();
-        let mut agent = self.start();
-        while !agent.is_ready() {
-            assert!(started.elapsed() < timeout, "not ready within {timeout:?}: {}", agent.tail());
-            assert!(agent.exit_status().is_none(), "the agent has ended: {}", agent.tail());
-            thread::sleep(READY_POLL);
-        }
-        (agent, started.elapsed())
-    }
-}
-
-/// A running `cproxy run`.
-#[derive(Debug)]
-pub struct RunningAgent {
-    daemon: Daemon,
-    ready: PathBuf,
-}
-
-impl RunningAgent {
-    /// Waits for the file `ready` in the run directory. Returns the time since this call.
-    ///
-    /// # Panics
-    /// After `timeout`, or at once when the agent has ended.
-    pub fn wait_ready(&mut self, timeout: Duration) -> Duration {
-        let started = Instant::now();
-        let ready = &self.ready;
-        self.daemon.wait_until(timeout, "the agent is ready", |_| {
-            if ready.exists() { Ok(()) } else { Err(format!("{} does not exist", ready.display())) }
-        });
-        started.elapsed()
-    }
-
-    /// Whether the file `ready` exists now.
-    pub fn is_ready(&self) -> bool {
-        self.ready.exists()
-    }
-}
-
-impl std::ops::Deref for RunningAgent {
-    type Target = Daemon;
-
-    fn deref(&self) -> &Daemon {
-        &self.daemon
-    }
-}
-
-impl std::ops::DerefMut for RunningAgent {
-    fn deref_mut(&mut self) -> &mut Daemon {
-        &mut self.daemon
     }
 }

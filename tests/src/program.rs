@@ -1,33 +1,77 @@
-//! Arguments and environment of a program under test: what the agent ([`Agent`](crate::process::Agent)) and the relay
-//! ([`RelayServer`](crate::relay_server::RelayServer)) have in common.
+//! A program under test: what the agent ([`Agent`](crate::process::Agent)) and the relay
+//! ([`RelayServer`](crate::relay_server::RelayServer)) have in common, from their arguments to their readiness.
 
 use std::{
     ffi::{OsStr, OsString},
+    io,
+    ops::{Deref, DerefMut},
+    os::{fd::OwnedFd, unix::process::CommandExt as _},
     path::{Path, PathBuf},
     process::Command,
+    thread,
+    time::{Duration, Instant},
 };
 
-use crate::sandbox::Sandbox;
+use crate::{
+    process::Daemon,
+    sandbox::{Placement, Sandbox},
+};
 
-/// A program in a sandbox before its start, with `S`, the settings that only it has.
+/// Limit on a start, on a busy machine.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Pause between two polls for readiness where the time is measured.
+const READY_POLL: Duration = Duration::from_micros(500);
+
+/// The settings that only one program has, and what follows from them.
+pub trait Settings {
+    /// Name of the program, also in messages and of its log file.
+    const NAME: &'static str;
+
+    /// The program of the environment.
+    fn binary() -> PathBuf;
+
+    /// Arguments of `run`, before all others.
+    fn args(&self) -> Vec<OsString>;
+
+    /// Removes what an earlier process has left that would pass for the readiness of the next one.
+    fn forget(&self) {}
+
+    /// Whether it is ready.
+    ///
+    /// # Errors
+    /// It is not: the reason.
+    fn check_ready(&self) -> io::Result<()>;
+}
+
+/// A program in a sandbox before its start.
 #[derive(Debug)]
 pub struct Program<'s, S> {
-    pub(crate) sandbox: &'s Sandbox,
+    sandbox: &'s Sandbox,
     pub(crate) own: S,
+    placement: Placement,
     binary: Option<PathBuf>,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
+    stderr: Option<OwnedFd>,
 }
 
-impl<'s, S> Program<'s, S> {
-    pub(crate) fn with_settings(sandbox: &'s Sandbox, own: S) -> Self {
-        Self { sandbox, own, binary: None, args: Vec::new(), env: Vec::new() }
+impl<'s, S: Settings> Program<'s, S> {
+    pub(crate) fn with_settings(sandbox: &'s Sandbox, placement: Placement, own: S) -> Self {
+        Self { sandbox, own, placement, binary: None, args: Vec::new(), env: Vec::new(), stderr: None }
     }
 
     /// Sets another program than that of the environment, such as the previous version.
     #[must_use]
     pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
         self.binary = Some(path.into());
+        self
+    }
+
+    /// Sets another placement of the program itself.
+    #[must_use]
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
         self
     }
 
@@ -57,12 +101,94 @@ impl<'s, S> Program<'s, S> {
         self
     }
 
-    /// The command `run` with the arguments in `own` before all others, and without any setting of the caller's
-    /// environment.
-    pub(crate) fn run_command(self, default: fn() -> PathBuf, own: impl IntoIterator<Item = OsString>) -> Command {
-        let mut command = without_settings(self.binary.unwrap_or_else(default));
-        command.arg("run").args(own).args(self.args).envs(self.env);
-        command
+    /// Sets its standard error, in place of the log file.
+    #[must_use]
+    pub fn stderr(mut self, stderr: OwnedFd) -> Self {
+        self.stderr = Some(stderr);
+        self
+    }
+
+    /// Starts it, and waits for nothing.
+    pub fn spawn(self) -> Running<S> {
+        let (sandbox, placement) = (self.sandbox, self.placement);
+        let (command, own) = self.command();
+        Running { daemon: Daemon::spawn(sandbox, S::NAME, placement, command), own }
+    }
+
+    /// Starts it, and waits until it is ready.
+    ///
+    /// # Panics
+    /// When it ends, or is not ready in time; then the end of its log is printed.
+    pub fn start(self) -> Running<S> {
+        let mut running = self.spawn();
+        running.wait_ready(START_TIMEOUT);
+        running
+    }
+
+    /// The same. Returns also the time since just before the start, to half a millisecond.
+    ///
+    /// # Panics
+    /// After `timeout`, or when it has ended.
+    pub fn start_and_time(self, timeout: Duration) -> (Running<S>, Duration) {
+        let started = Instant::now();
+        let mut running = self.spawn();
+        while !running.is_ready() {
+            assert!(started.elapsed() < timeout, "not ready within {timeout:?}: {}", running.tail());
+            assert!(running.exit_status().is_none(), "{} has ended: {}", S::NAME, running.tail());
+            thread::sleep(READY_POLL);
+        }
+        (running, started.elapsed())
+    }
+
+    /// Its command, without any setting of the caller's environment.
+    pub(crate) fn command(self) -> (Command, S) {
+        self.own.forget();
+        let mut command = without_settings(self.binary.unwrap_or_else(S::binary));
+        command.arg("run").args(self.own.args()).args(self.args).envs(self.env);
+        if let Some(stderr) = self.stderr {
+            // It replaces the log file, which a command gets later.
+            // SAFETY: the closure makes one system call, dup3, between fork and exec.
+            unsafe { command.pre_exec(move || Ok(rustix::stdio::dup2_stderr(&stderr)?)) };
+        }
+        (command, self.own)
+    }
+}
+
+/// A running program. It ends when this value is dropped.
+#[derive(Debug)]
+pub struct Running<S> {
+    daemon: Daemon,
+    pub(crate) own: S,
+}
+
+impl<S: Settings> Running<S> {
+    /// Waits until it is ready. Returns the time since this call.
+    ///
+    /// # Panics
+    /// After `timeout`, or at once when it has ended.
+    pub fn wait_ready(&mut self, timeout: Duration) -> Duration {
+        let started = Instant::now();
+        self.daemon.wait_until(timeout, &format!("{} is ready", S::NAME), |_| self.own.check_ready());
+        started.elapsed()
+    }
+
+    /// Whether it is ready now.
+    pub fn is_ready(&self) -> bool {
+        self.own.check_ready().is_ok()
+    }
+}
+
+impl<S> Deref for Running<S> {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl<S> DerefMut for Running<S> {
+    fn deref_mut(&mut self) -> &mut Daemon {
+        &mut self.daemon
     }
 }
 

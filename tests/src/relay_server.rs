@@ -1,10 +1,9 @@
 //! A running `cproxy-relay run`, the program under test.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
+    io,
     net::SocketAddr,
-    ops::{Deref, DerefMut},
-    os::fd::OwnedFd,
     path::PathBuf,
     process::ExitStatus,
     time::Duration,
@@ -12,16 +11,13 @@ use std::{
 
 use crate::{
     http,
-    process::{Daemon, Signal, replace_stderr},
-    program::Program,
+    process::Signal,
+    program::{Program, Running, Settings},
     sandbox::{Placement, Sandbox},
 };
 
 /// Address of the metrics, unless another one is set.
 const METRICS: &str = "127.0.0.1:9443";
-
-/// Limit on the first lists, on a busy machine.
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The program under test, from the environment variable `CPROXY_RELAY_BIN`.
 ///
@@ -33,8 +29,11 @@ pub fn relay_binary() -> PathBuf {
     )
 }
 
-/// Arguments and environment of `cproxy-relay run`.
+/// Arguments and environment of `cproxy-relay run`. The relay is outside the sandbox's cgroup.
 pub type RelayServer<'s> = Program<'s, RelaySettings>;
+
+/// A running relay. It ends when this value is dropped.
+pub type RunningRelay = Running<RelaySettings>;
 
 /// Address of a relay's metrics and health checks.
 #[derive(Debug)]
@@ -42,11 +41,27 @@ pub struct RelaySettings {
     metrics: SocketAddr,
 }
 
+impl Settings for RelaySettings {
+    const NAME: &'static str = "cproxy-relay";
+
+    fn binary() -> PathBuf {
+        relay_binary()
+    }
+
+    fn args(&self) -> Vec<OsString> {
+        vec!["--metrics-bind-address".into(), self.metrics.to_string().into()]
+    }
+
+    fn check_ready(&self) -> io::Result<()> {
+        http::get(self.metrics, "/readyz").map(drop)
+    }
+}
+
 impl<'s> RelayServer<'s> {
     /// A relay without an API server and without a listener, which must be added. Metrics are at 127.0.0.1:9443.
     pub fn new(sandbox: &'s Sandbox) -> Self {
         let metrics = METRICS.parse().expect("a constant is an address");
-        Self::with_settings(sandbox, RelaySettings { metrics })
+        Self::with_settings(sandbox, Placement::Unhooked, RelaySettings { metrics })
     }
 
     /// Adds `--listen address`.
@@ -67,58 +82,13 @@ impl<'s> RelayServer<'s> {
         self.own.metrics = address;
         self
     }
-
-    /// Starts the relay, outside the sandbox's cgroup, and waits for nothing.
-    pub fn spawn(self) -> RunningRelay {
-        let (sandbox, metrics) = (self.sandbox, self.own.metrics);
-        let own = ["--metrics-bind-address".into(), metrics.to_string().into()];
-        let command = self.run_command(relay_binary, own);
-        let daemon = Daemon::spawn(sandbox, "cproxy-relay", Placement::Unhooked, command);
-        RunningRelay { daemon, metrics }
-    }
-
-    /// The same with this as its standard error, in place of the log file.
-    pub fn spawn_with_stderr(self, stderr: OwnedFd) -> RunningRelay {
-        let (sandbox, metrics) = (self.sandbox, self.own.metrics);
-        let own = ["--metrics-bind-address".into(), metrics.to_string().into()];
-        let mut command = self.run_command(relay_binary, own);
-        replace_stderr(&mut command, stderr);
-        let daemon = Daemon::spawn(sandbox, "cproxy-relay", Placement::Unhooked, command);
-        RunningRelay { daemon, metrics }
-    }
-
-    /// Starts the relay and waits until it is ready.
-    ///
-    /// # Panics
-    /// When it ends, or is not ready in time; then the end of its log is printed.
-    pub fn start(self) -> RunningRelay {
-        let mut relay = self.spawn();
-        relay.wait_ready(READY_TIMEOUT);
-        relay
-    }
-}
-
-/// A running relay. It ends when this value is dropped.
-#[derive(Debug)]
-pub struct RunningRelay {
-    daemon: Daemon,
-    metrics: SocketAddr,
 }
 
 impl RunningRelay {
-    /// Waits until `/readyz` says that it is ready.
-    ///
-    /// # Panics
-    /// After `timeout`, or at once when the relay has ended.
-    pub fn wait_ready(&mut self, timeout: Duration) {
-        let metrics = self.metrics;
-        self.daemon.wait_until(timeout, "the relay is ready", |_| http::get(metrics, "/readyz"));
-    }
-
     /// Address of the metrics and health checks.
     #[must_use]
     pub fn metrics_address(&self) -> SocketAddr {
-        self.metrics
+        self.own.metrics
     }
 
     /// The text of `/metrics`.
@@ -126,7 +96,7 @@ impl RunningRelay {
     /// # Panics
     /// When the relay does not answer.
     pub fn metrics(&self) -> String {
-        http::get(self.metrics, "/metrics").expect("the relay does not answer /metrics")
+        http::get(self.own.metrics, "/metrics").expect("the relay does not answer /metrics")
     }
 
     /// Value of one metric, such as `cproxy_relay_watches{resource="services"}`.
@@ -138,38 +108,19 @@ impl RunningRelay {
         metric(&text, name).unwrap_or_else(|| panic!("no metric {name} in: {text}"))
     }
 
-    /// Asks the relay to end, by SIGTERM: it moves its clients first. Wait for its end with [`Daemon::wait`].
-    pub fn terminate(&mut self) {
-        self.daemon.signal(Signal::TERM);
-    }
-
     /// Asks the relay to end, and waits.
     ///
     /// # Panics
     /// When it has not ended after `timeout`.
-    pub fn terminate_and_wait(&mut self, timeout: Duration) -> ExitStatus {
-        self.terminate();
-        self.daemon.wait(timeout).unwrap_or_else(|| panic!("the relay has not ended within {timeout:?}"))
+    pub fn terminate(&mut self, timeout: Duration) -> ExitStatus {
+        self.signal(Signal::TERM);
+        self.wait(timeout).unwrap_or_else(|| panic!("the relay has not ended within {timeout:?}"))
     }
 }
 
 /// Value of a metric in Prometheus' text.
 fn metric(text: &str, name: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
-}
-
-impl Deref for RunningRelay {
-    type Target = Daemon;
-
-    fn deref(&self) -> &Daemon {
-        &self.daemon
-    }
-}
-
-impl DerefMut for RunningRelay {
-    fn deref_mut(&mut self) -> &mut Daemon {
-        &mut self.daemon
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::{fs, path::PathBuf, process::Command, time::Duration};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    process::{Agent, Daemon, eventually},
+    process::{Agent, AgentSettings, Daemon, eventually},
+    program::Settings as _,
     sandbox::{Placement, Sandbox},
 };
 
@@ -16,14 +17,14 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct RecordedAgent {
     tracer: Daemon,
-    ready: PathBuf,
+    settings: AgentSettings,
     trace: PathBuf,
 }
 
 impl RecordedAgent {
     /// Starts an agent on the sandbox's manifests.
     pub fn start(sandbox: &Sandbox) -> Self {
-        let (agent, ready) = Agent::new(sandbox).manifests(sandbox.manifest_dir()).command();
+        let (agent, settings) = Agent::new(sandbox).manifests(sandbox.manifest_dir()).command();
         let trace = sandbox.dir().join("trace");
         // The file of an earlier agent would pass for this one's.
         drop(fs::remove_file(&trace));
@@ -36,7 +37,7 @@ impl RecordedAgent {
                 None => command.env_remove(name),
             };
         }
-        Self { tracer: Daemon::spawn(sandbox, "strace", Placement::Hooked, command), ready, trace }
+        Self { tracer: Daemon::spawn(sandbox, "strace", Placement::Hooked, command), settings, trace }
     }
 
     /// Waits until the agent is ready, or has ended. Returns whether it is ready.
@@ -45,7 +46,7 @@ impl RecordedAgent {
     /// When neither happens within a minute.
     pub fn settle(&mut self) -> bool {
         eventually(TIMEOUT, "the agent is ready or has ended", || {
-            match (self.tracer.exit_status(), self.ready.exists()) {
+            match (self.tracer.exit_status(), self.settings.check_ready().is_ok()) {
                 (Some(_), _) => Ok(false),
                 (None, true) => Ok(true),
                 (None, false) => Err(self.tracer.tail()),

@@ -254,9 +254,7 @@ pub fn start_agent(sandbox: &Sandbox) -> RunningAgent {
 
 /// Like [`start_agent`], with more arguments.
 pub fn start_agent_with<S: AsRef<OsStr>>(sandbox: &Sandbox, arguments: impl IntoIterator<Item = S>) -> RunningAgent {
-    let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).args(arguments).start();
-    agent.wait_ready(SYNC);
-    agent
+    Agent::new(sandbox).manifests(sandbox.manifest_dir()).args(arguments).start()
 }
 
 /// The rows of `cproxy get WHAT`.

@@ -154,8 +154,7 @@ fn served_pod(sandbox: &Sandbox, name: &str) -> (RunningAgent, echo::Server) {
     let service = Service::new("web").cluster_ips([VIP.ip().to_string()]).tcp("http", VIP.port(), 8080);
     let slice = Slice::v4("web").tcp("http", 8080).ready([POD]);
     write(&sandbox.manifest_dir(), "web.json", [service.into(), slice.into()]);
-    let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(PATIENCE);
+    let agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
     (agent, pod)
 }
 
@@ -244,7 +243,6 @@ fn an_agent_gets_the_paths_of_its_sandbox() {
     std::fs::set_permissions(&stub, PermissionsExt::from_mode(0o755)).unwrap();
 
     let mut agent = Agent::new(&sandbox).binary(&stub).manifests("m").start();
-    agent.wait_ready(PATIENCE);
     let [cgroup, pins, run] = [sandbox.cgroup().to_owned(), sandbox.pin_dir(), sandbox.run_dir()];
     let [cgroup, pins, run] = [cgroup.display(), pins.display(), run.display()];
     let args = format!("run --cgroup {cgroup} --pin-dir {pins} --run-dir {run} --manifests m\n");
@@ -252,7 +250,7 @@ fn an_agent_gets_the_paths_of_its_sandbox() {
     agent.stop();
 
     let started = Instant::now();
-    let mut agent = Agent::new(&sandbox).binary(&stub).arg("--fail").start();
+    let mut agent = Agent::new(&sandbox).binary(&stub).arg("--fail").spawn();
     let waited = catch_unwind(AssertUnwindSafe(|| agent.wait_ready(PATIENCE)));
     assert!(waited.is_err() && started.elapsed() < PATIENCE, "an agent that has ended is never ready");
 }

@@ -48,9 +48,7 @@ fn predecessors() -> impl Iterator<Item = OlderAgent> {
 }
 
 fn start_older(older: &OlderAgent, sandbox: &Sandbox) -> RunningAgent {
-    let mut agent = Agent::new(sandbox).binary(&older.binary).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
-    agent
+    Agent::new(sandbox).binary(&older.binary).manifests(sandbox.manifest_dir()).start()
 }
 
 /// Directory of an older agent's pins.
@@ -348,7 +346,6 @@ fn commands_of_the_last_release_and_of_this_version_answer_at_an_agent_of_the_ot
     for (agent, cli) in [(&released, &present), (&present, &released)] {
         let (sandbox, _servers) = start_world();
         let mut running = Agent::new(&sandbox).binary(agent).manifests(sandbox.manifest_dir()).start();
-        running.wait_ready(SYNC);
         let _sockets = Sockets::open();
         for command in COMMANDS {
             let [output, own] = [cli, agent].map(|program| other_cproxy(&sandbox, program, command));
@@ -408,7 +405,7 @@ fn an_older_agent_refuses_the_table_of_a_newer_one_by_name() {
         let (sandbox, _servers) = start_world();
         start_agent(&sandbox).stop();
         while_connecting(&format!("layout {}", older.layout), || {
-            let mut refused = Agent::new(&sandbox).binary(&older.binary).manifests(sandbox.manifest_dir()).start();
+            let mut refused = Agent::new(&sandbox).binary(&older.binary).manifests(sandbox.manifest_dir()).spawn();
             let status = refused.wait(KILL_TIMEOUT).unwrap();
             assert_eq!(status.code(), Some(1), "{}", refused.log());
             let expected = format!("holds table layout {LAYOUT_VERSION}");

@@ -128,8 +128,7 @@ fn main() -> Result<()> {
     let samples = runtime.block_on(async {
         let client = control_plane.client().await;
         create_objects(&client, arguments.services).await?;
-        let mut agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).start();
-        agent.wait_ready(TIMEOUT);
+        let agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).start();
         let samples = measure(&client, arguments.changes as usize).await;
         samples.with_context(|| format!("the agent's log: {}", agent.tail()))
     })?;

@@ -286,8 +286,7 @@ fn start(sandbox: &Sandbox, source: &Source<'_>) -> Result<RunningAgent> {
     };
     command(format!("cproxy run {flags} &"));
     let started = SystemTime::now();
-    let mut agent = agent.start();
-    agent.wait_ready(PATIENCE);
+    let agent = agent.start();
     // The time of the file itself, since the wait polls less and less often.
     let ready = fs::metadata(sandbox.run_dir().join("ready")).and_then(|file| file.modified());
     let ready = ready.map_err(|error| format!("cannot find the time when cproxy was ready: {error}"))?;

@@ -62,8 +62,7 @@ impl<'s> Agents<'s> {
         });
         let binary = first.map_or(&present, |index| &older[index].binary);
         let agent = agent(sandbox, binary, &arguments, &settings, storm.next_agent_closes());
-        let mut running = agent.start();
-        running.wait_ready(PATIENCE);
+        let running = agent.start();
         Self { sandbox, storm, arguments, settings, present, older, running }
     }
 
@@ -78,7 +77,7 @@ impl<'s> Agents<'s> {
 
     /// Starts the next agent and waits for nothing.
     pub(crate) fn start_next(&mut self) {
-        self.running = self.next(&self.present).start();
+        self.running = self.next(&self.present).spawn();
     }
 
     pub(crate) fn kill(&mut self) {
@@ -134,7 +133,7 @@ impl<'s> Agents<'s> {
     pub(crate) fn try_older(&mut self) {
         for older in self.older.clone() {
             self.stop();
-            self.running = self.next(&older.binary).start();
+            self.running = self.next(&older.binary).spawn();
             if older.layout < LAYOUT_VERSION {
                 let status = self.running.wait(PATIENCE).expect("an agent of an older layout ends");
                 let (log, refuses) = (self.running.log(), format!("holds table layout {LAYOUT_VERSION}"));

@@ -29,7 +29,7 @@ fn wait_for_warnings(agent: &mut RunningAgent, times: usize, words: &[&str]) {
 fn missing_rights_are_named_and_used_once_they_are_granted() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::shared(&sandbox);
-    let mut agent = Agent::new(&sandbox).kubeconfig(cluster.control_plane.kubeconfig_for("nobody")).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(cluster.control_plane.kubeconfig_for("nobody")).spawn();
     wait_for_warnings(&mut agent, 1, &["not permitted", "list", "watch"]);
     for (resource, group) in RESOURCES {
         let line = agent.wait_log(&format!("not permitted to list {resource}"), PATIENCE);
@@ -105,7 +105,6 @@ fn credentials_may_come_from_a_file_or_a_command() {
     ] {
         let file = kubeconfig_with(&cluster, name, |config| config["users"][0]["user"] = user);
         let mut agent = Agent::new(&sandbox).kubeconfig(file).start();
-        agent.wait_ready(PATIENCE);
         cluster.expect(&[]);
         agent.stop();
     }
@@ -113,7 +112,7 @@ fn credentials_may_come_from_a_file_or_a_command() {
 
 /// Checks that the agent reports the error, tries again, and ends on request.
 fn assert_keeps_trying(cluster: &Cluster<'_>, kubeconfig: PathBuf, words: &[&str]) {
-    let mut agent = Agent::new(cluster.sandbox).kubeconfig(kubeconfig).start();
+    let mut agent = Agent::new(cluster.sandbox).kubeconfig(kubeconfig).spawn();
     wait_for_warnings(&mut agent, 2, words);
     assert!(!agent.is_ready());
     agent.signal(Signal::TERM);
@@ -151,7 +150,7 @@ fn an_identity_of_a_node_needs_the_role_node_proxier_for_endpoint_slices_only() 
         let kubeconfig = kubeconfig_with(&cluster, "node", |config| {
             config["users"][0]["user"] = json!({"client-certificate": file, "client-key": file});
         });
-        Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--node-name", NODE]).start()
+        Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--node-name", NODE]).spawn()
     };
     // The node authorizer, with what nodes may do by themselves.
     let mut agent = start(&format!("system:node:{NODE}"), Some("system:nodes"));

@@ -8,7 +8,7 @@ use cproxy_tests::{
 use serde_json::{Value, json};
 
 use crate::{
-    fixture::{Cluster, PATIENCE, assert_no_service},
+    fixture::{Cluster, assert_no_service},
     rows,
 };
 
@@ -29,8 +29,7 @@ fn a_service_is_followed_from_creation_to_deletion() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::shared(&sandbox);
     // The API server has no IPv6 address here.
-    let mut agent = cluster.agent().args(["--pod-ip", "10.244.0.9", "fd00:10:244::9"]).start();
-    agent.wait_ready(PATIENCE);
+    let _agent = cluster.agent().args(["--pod-ip", "10.244.0.9", "fd00:10:244::9"]).start();
     let rows = [
         "TCP 10.96.0.10:80 10.244.0.1:8080 10.244.0.2:8080",
         "UDP 10.96.0.10:80 10.244.0.1:5353 10.244.0.2:5353",

@@ -68,8 +68,7 @@ impl<'s> Vm<'s> {
             "contexts": [{"name": "vm", "context": {"cluster": "vm", "user": "vm"}}],
         });
         let agent = Agent::new(self.cluster.sandbox).kubeconfig(self.write("kubeconfig", &kubeconfig.to_string()));
-        let mut agent = agent.args(["--node-name", FORBIDDEN_NODE, "--log-level", "debug"]).start();
-        agent.wait_ready(PATIENCE);
+        let agent = agent.args(["--node-name", FORBIDDEN_NODE, "--log-level", "debug"]).start();
         self.cluster.expect(&[WEB]);
         agent
     }

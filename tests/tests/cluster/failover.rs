@@ -62,9 +62,7 @@ impl<'s> Servers<'s> {
     fn start_agent(&self, node: &str) -> RunningAgent {
         let urls = self.relays.each_ref().map(|relay| format!("https://{}", relay.address())).join(",");
         let agent = Agent::new(self.cluster.sandbox).kubeconfig(self.cluster.control_plane.agent_kubeconfig());
-        let mut agent = agent.args(["--apiserver", &urls, "--node-name", node, "--log-level", "debug"]).start();
-        agent.wait_ready(PATIENCE);
-        agent
+        agent.args(["--apiserver", &urls, "--node-name", node, "--log-level", "debug"]).start()
     }
 
     /// Lists that the agent has got of Services and EndpointSlices.

@@ -129,9 +129,7 @@ impl<'s> Cluster<'s> {
 
     /// Starts the agent and waits until it is ready.
     pub(crate) fn start_agent(&self) -> RunningAgent {
-        let mut agent = self.agent().start();
-        agent.wait_ready(PATIENCE);
-        agent
+        self.agent().start()
     }
 
     /// Waits until the agent has seen everything so far. The table must then have exactly these rows beside that of

@@ -165,7 +165,7 @@ fn kubeconfigs_that_kubectl_takes_are_taken_or_refused_by_name() {
         let path = kubeconfig(sandbox.dir(), &cluster, &user);
         let oracle = kubectl(&path);
         assert_eq!(oracle.code, 0, "{what}: kubectl does not take it: {oracle:?}");
-        let mut agent = Agent::new(&sandbox).kubeconfig(&path).start();
+        let mut agent = Agent::new(&sandbox).kubeconfig(&path).spawn();
         let has_decided = |agent: &mut RunningAgent| agent.is_ready() || agent.log().contains("; trying again");
         eventually(PATIENCE, "the agent takes it or not", || {
             if has_decided(&mut agent) || agent.exit_status().is_some() { Ok(()) } else { Err(agent.log()) }
@@ -178,7 +178,7 @@ fn kubeconfigs_that_kubectl_takes_are_taken_or_refused_by_name() {
     for (what, cluster, words) in refused {
         let path = kubeconfig(sandbox.dir(), &cluster, &token);
         assert_eq!(kubectl(&path).code == 0, what != SIGNED_BY_LEAF, "{what}");
-        let mut agent = Agent::new(&sandbox).kubeconfig(&path).start();
+        let mut agent = Agent::new(&sandbox).kubeconfig(&path).spawn();
         agent.wait_log("TLS", PATIENCE);
         let log = agent.log();
         let line = log.lines().find(|line| line.contains("TLS")).unwrap_or_default();
@@ -199,6 +199,6 @@ fn an_unknown_authority_is_refused_and_the_file_is_named() {
     let text = fs::read_to_string(control_plane.admin_kubeconfig()).unwrap();
     let text = text.replace(&control_plane.ca_file().display().to_string(), &authority);
     let path = write_text(sandbox.dir(), "kubeconfig", &text);
-    let mut agent = Agent::new(&sandbox).kubeconfig(&path).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(&path).spawn();
     agent.wait_log(&format!("certificate-authority {authority}"), PATIENCE);
 }

@@ -133,8 +133,7 @@ fn the_provider_gives_each_vm_a_short_lived_token_by_the_commands_of_the_readme(
     let text = block("tokenFile").replace("/etc/cproxy/", &format!("{}/", vm.display()));
     let text = text.replace("https://10.0.0.1:6443", &control_plane.server_url());
     let agent = Agent::new(&sandbox).kubeconfig(write_text(&vm, "kubeconfig", &text));
-    let mut agent = agent.args(["--node-name", "virtual-kubelet"]).start();
-    agent.wait_ready(PATIENCE);
+    let agent = agent.args(["--node-name", "virtual-kubelet"]).start();
     assert!(!agent.log().contains("WARN"), "{}", agent.log());
 
     // The token ends with the Node.

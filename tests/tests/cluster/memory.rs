@@ -26,8 +26,7 @@ fn five_thousand_services_fit_into_little_memory() {
     Writer::new(&control_plane).create(POPULATION.objects(0..POPULATION.services));
     let limit = MemoryLimit::new(&sandbox, LIMIT_BYTES, &cproxy_binary());
     let agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig());
-    let mut agent = agent.binary(limit.launcher()).start();
-    let took = agent.wait_ready(PATIENCE);
+    let (mut agent, took) = agent.binary(limit.launcher()).start_and_time(PATIENCE);
     std::thread::sleep(AFTERWARDS);
     assert_eq!(agent.exit_status(), None);
     assert_eq!(limit.killed(), 0);

@@ -39,9 +39,7 @@ const IN_ZONE_A: [&str; 4] = [
 ];
 
 fn start_agent(cluster: &Cluster<'_>) -> RunningAgent {
-    let mut agent = cluster.agent().args(["--node-name", NODE]).start();
-    agent.wait_ready(PATIENCE);
-    agent
+    cluster.agent().args(["--node-name", NODE]).start()
 }
 
 #[test]
@@ -123,7 +121,6 @@ fn an_agent_that_may_not_read_its_node_does_without_until_it_may() {
     let kubeconfig = cluster.control_plane.kubeconfig_for("nobody");
     let agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--node-name", NODE, "--log-level", "debug"]);
     let mut agent = agent.start();
-    agent.wait_ready(PATIENCE);
     cluster.assert_table(&CLUSTER_IPS);
     agent.wait_log("still not permitted to list nodes", PATIENCE);
     let log = agent.log();
@@ -164,7 +161,7 @@ fn an_outage_of_the_api_server_changes_nothing_about_the_node() {
     // A new agent has to wait, since a server without an answer has not denied that the Node exists.
     agent.signal(Signal::TERM);
     agent.wait(PATIENCE);
-    let mut agent = cluster.agent().args(["--node-name", NODE]).start();
+    let mut agent = cluster.agent().args(["--node-name", NODE]).spawn();
     agent.wait_log("services at https://192.0.2.1:6443", PATIENCE);
     assert!(!agent.is_ready());
     cluster.assert_table(&IN_ZONE_A);

@@ -25,14 +25,12 @@ fn the_agents_own_connections_are_never_translated() {
     write(&sandbox.manifest_dir(), "trap.json", trap);
     let wrong = echo::tcp(&sandbox, "10.244.0.9:7000", "wrong");
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(PATIENCE);
     assert!(agent.stop().success());
     assert_eq!(echo::ask_tcp((ADDRESS, PORT)).unwrap().name, "wrong");
     let trapped = wrong.served();
 
     // The agent runs where all other processes are translated.
     let mut agent = cluster.agent().placement(Placement::Hooked).start();
-    agent.wait_ready(PATIENCE);
     assert_eq!(wrong.served(), trapped);
     agent.wait_log(&format!("own addresses: {ADDRESS} (route to the API server)"), PATIENCE);
     cluster.expect(&[]);
@@ -53,7 +51,7 @@ fn default_kubernetes_is_translated_for_all_but_the_agent() {
 
     // The agent does not use its own table, even though the table has the address...
     let kubeconfig = cluster.control_plane.kubeconfig_at("cproxy", &vip);
-    let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).spawn();
     for resource in ["services", "endpointslices"] {
         let line = agent.wait_log(&format!("{resource} at {vip}"), PATIENCE);
         assert!(line.contains("unreachable"), "{line}");
@@ -64,8 +62,7 @@ fn default_kubernetes_is_translated_for_all_but_the_agent() {
 
     // ...but the address that it is given.
     let direct = cluster.control_plane.server_url();
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", &direct]).start();
-    agent.wait_ready(PATIENCE);
+    let _agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", &direct]).start();
     cluster.expect(&[]);
     assert_eq!(cproxy(&sandbox, &["cleanup"]).code, 1, "an agent is at work");
     kubectl_through(&cluster, &vip);

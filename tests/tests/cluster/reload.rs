@@ -18,7 +18,7 @@ fn a_hangup_moves_the_watches_to_another_address_without_a_gap() {
     let set = |addresses: &str| fs::write(&file, format!("apiserver = {addresses}\n")).unwrap();
     // There is no such host.
     set("https://192.0.2.99:6443");
-    let mut agent = cluster.agent().env("CPROXY_CONFIG", &file).start();
+    let mut agent = cluster.agent().env("CPROXY_CONFIG", &file).spawn();
     agent.wait_log("services at https://192.0.2.99:6443", PATIENCE);
     set("https://192.0.2.1:6443");
     agent.signal(Signal::HUP);

@@ -66,7 +66,7 @@ fn nothing_changes_before_the_first_complete_sync() {
     cluster.apply_service("changes", "10.96.0.11", &["10.244.0.3"]);
     cluster.control_plane.stop_api_server();
     echo::while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
-        let mut agent = cluster.agent().start();
+        let mut agent = cluster.agent().spawn();
         for resource in ["services", "endpointslices"] {
             let line = agent.wait_log(&format!("{resource} at https://192.0.2.1:6443"), PATIENCE);
             assert!(line.contains("refused"), "{line}");

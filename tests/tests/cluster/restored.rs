@@ -40,8 +40,7 @@ impl<'s> Restored<'s> {
         cluster.apply_service("stays", "10.96.0.10", &["10.244.0.1"]);
         cluster.apply_service("moves", "10.96.0.11", &["10.244.0.2"]);
         let server = format!("https://{}", relay.address());
-        let mut agent = cluster.agent().args(["--apiserver", &server]).start();
-        agent.wait_ready(PATIENCE);
+        let agent = cluster.agent().args(["--apiserver", &server]).start();
         cluster.expect_soon(&[STAYS, "TCP 10.96.0.11:80 10.244.0.2:8080"]);
         Self { cluster, audit, relay, agent }
     }

@@ -31,7 +31,7 @@ fn a_unix_socket_leads_to_the_api_server_without_credentials_in_the_guest() {
     let cluster = Cluster::shared(&sandbox);
     let socket = sandbox.dir().join("api.sock");
     let socket = socket.to_str().unwrap();
-    let mut agent = Agent::new(&sandbox).args(["--apiserver", &format!("unix://{socket}")]).start();
+    let mut agent = Agent::new(&sandbox).args(["--apiserver", &format!("unix://{socket}")]).spawn();
     let line = agent.wait_log("services at unix://", PATIENCE);
     assert!(line.contains("there is no such socket"), "{line}");
     let mut proxy = start_kubectl_proxy(&sandbox, &cluster.control_plane, socket);
@@ -66,7 +66,6 @@ fn an_http_proxy_of_the_kubeconfig_is_used_with_its_password() {
     for (relay, user) in [(&open, ""), (&closed, "user:secret@")] {
         let url = format!("http://{user}{}", relay.address());
         let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig_with_proxy(&cluster, &url)).start();
-        agent.wait_ready(PATIENCE);
         cluster.expect(&[]);
         assert_eq!(relay.open_count(), 1, "one connection through the proxy");
         assert!(agent.stop().success());
@@ -74,7 +73,7 @@ fn an_http_proxy_of_the_kubeconfig_is_used_with_its_password() {
     }
 
     let url = format!("http://user:wrong-word@{}", closed.address());
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig_with_proxy(&cluster, &url)).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig_with_proxy(&cluster, &url)).spawn();
     let line = agent.wait_log("cannot list services", PATIENCE);
     let words = format!("proxy http://{}/: it refuses to connect to 192.0.2.1:6443: HTTP/1.1 407", closed.address());
     assert!(line.contains(&words), "{words}: {line}");
@@ -89,7 +88,7 @@ fn a_vsock_address_without_a_host_behind_it_is_named_with_the_reason_and_tried_a
     let sandbox = Sandbox::for_test();
     // No program has this port, should this machine be a VM with vsock.
     let address = "vsock://2:4294967294";
-    let mut agent = Agent::new(&sandbox).args(["--apiserver", address]).start();
+    let mut agent = Agent::new(&sandbox).args(["--apiserver", address]).spawn();
     let line = agent.wait_log("cannot list services", PATIENCE);
     let reasons = ["this kernel has no vsock", "this VM has no vsock device", "nothing listens on that port"];
     assert!(line.contains(address) && reasons.iter().any(|reason| line.contains(reason)), "{line}");

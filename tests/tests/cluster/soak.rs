@@ -15,7 +15,7 @@ use cproxy_tests::{
 };
 use serde_json::json;
 
-use crate::fixture::{Cluster, PATIENCE};
+use crate::fixture::Cluster;
 
 /// Shortest lifetime of a token.
 const LIFETIME: Duration = Duration::from_secs(600);
@@ -38,7 +38,6 @@ fn tokens_of_ten_minutes_are_renewed_twice_under_load_without_a_refusal_or_a_lis
     kubeconfig["users"][0]["user"] = json!({"tokenFile": "token"});
     let kubeconfig = write_text(sandbox.dir(), "kubeconfig", &kubeconfig.to_string());
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).start();
-    agent.wait_ready(PATIENCE);
     cluster.apply_service("web", "10.96.0.10", &["10.244.0.1"]);
     cluster.apply_service("changes", "10.96.0.11", &["10.244.0.2"]);
     cluster.expect(&["TCP 10.96.0.10:80 10.244.0.1:8080", "TCP 10.96.0.11:80 10.244.0.2:8080"]);

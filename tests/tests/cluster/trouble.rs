@@ -89,8 +89,7 @@ impl<'s> World<'s> {
     fn start_with(sandbox: &'s Sandbox, relay: Relay, agent: impl FnOnce(&Cluster<'s>, &Relay) -> Agent<'s>) -> Self {
         let (cluster, audit) = Cluster::start_audited(sandbox);
         cluster.apply_service("web", "10.96.0.10", &["10.244.0.1"]);
-        let mut agent = agent(&cluster, &relay).start();
-        agent.wait_ready(PATIENCE);
+        let agent = agent(&cluster, &relay).start();
         cluster.expect(&[WEB]);
         Self { agent, relay: Some(relay), cluster, audit }
     }

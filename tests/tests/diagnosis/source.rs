@@ -42,8 +42,7 @@ fn an_api_server_that_is_gone_or_does_not_accept_the_agent() {
         "spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]},
     });
     control_plane.apply([headless, other]);
-    let mut agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).start();
-    agent.wait_ready(SYNC);
+    let agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).start();
     expect_source(&sandbox, "ok", &["follows https://", "1st choice"]).answered();
     // The agent asks the API server for those that it does not follow.
     Answer::to(&sandbox, &["default/headless"]).not_answered_because(&["headless (clusterIP None)"]);
@@ -64,11 +63,11 @@ fn an_api_server_that_is_gone_or_does_not_accept_the_agent() {
     let token = control_plane.token("cproxy");
     assert!(kubeconfig.contains(&token), "the kubeconfig has the token");
     fs::write(&revoked, kubeconfig.replace(&token, "revoked")).unwrap();
-    let agent = Agent::new(&sandbox).kubeconfig(&revoked).start();
+    let agent = Agent::new(&sandbox).kubeconfig(&revoked).spawn();
     let answer = expect_source(&sandbox, "degraded", &["cannot list", "401"]).answered();
     answer.has("degraded", "agent", &["no complete list"]);
     drop(agent);
-    let agent = Agent::new(&sandbox).kubeconfig(control_plane.kubeconfig_for("nobody")).start();
+    let agent = Agent::new(&sandbox).kubeconfig(control_plane.kubeconfig_for("nobody")).spawn();
     expect_source(&sandbox, "degraded", &["not permitted to list services", "grant the verbs list and watch"])
         .answered();
     drop(agent);

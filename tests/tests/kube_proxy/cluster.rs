@@ -81,8 +81,7 @@ impl<'s> Cluster<'s> {
         let relay = start_relay(&control_plane);
         let server = if relay.is_some() { format!("http://{RELAY}") } else { control_plane.server_url() };
         let kubeconfig = control_plane.kubeconfig_at("cproxy", &server);
-        let mut agent = Agent::new(sandbox).kubeconfig(kubeconfig).args(own_place()).start();
-        agent.wait_ready(PATIENCE);
+        let agent = Agent::new(sandbox).kubeconfig(kubeconfig).args(own_place()).start();
         let mut cluster = Self { sandbox, objects, marker, kube_proxy, agent, _relay: relay, control_plane };
         cluster.synchronise(None);
         cluster

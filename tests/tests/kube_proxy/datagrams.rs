@@ -298,9 +298,7 @@ fn a_connected_socket_follows_its_service_behind_kube_proxy_and_is_closed_by_cpr
     }
     let write = |number| drop(manifest::write(&sandbox.manifest_dir(), "all.json", moving(number)));
     write(1);
-    let agent = Agent::new(&sandbox).binary(cproxy_in(&sandbox, &pod_netns)).manifests(sandbox.manifest_dir());
-    let mut agent = agent.start();
-    agent.wait_ready(PATIENCE);
+    let _agent = Agent::new(&sandbox).binary(cproxy_in(&sandbox, &pod_netns)).manifests(sandbox.manifest_dir()).start();
     for form in Form::ALL {
         write(1);
         eventually(PATIENCE, "the table follows", || {
@@ -330,8 +328,7 @@ fn refused_datagram_sockets_are_as_behind_kube_proxy() {
 
     manifest::write(&sandbox.manifest_dir(), "all.json", objects());
     let agent = Agent::new(&sandbox).binary(cproxy_in(&sandbox, &pod)).manifests(sandbox.manifest_dir());
-    let mut agent = agent.args(["--node-name", NODE]).start();
-    agent.wait_ready(PATIENCE);
+    let _agent = agent.args(["--node-name", NODE]).start();
     let (own, announced_now) = (pod.run(observe), announced());
 
     let cells = Form::ALL.into_iter().flat_map(|form| DESTINATIONS.map(|destination| (form, destination)));

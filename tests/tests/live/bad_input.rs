@@ -329,7 +329,6 @@ fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() {
     let sandbox = Sandbox::for_test();
     let manifests = good(&sandbox);
     let mut agent = Agent::new(&sandbox).manifests(&manifests).start();
-    agent.wait_ready(SYNC);
     let second = cproxy(&sandbox, &["run", "--manifests", &manifests.display().to_string()]);
     assert_fails(&second, 1, &["in use by a running cproxy"]);
     let pin_dir = sandbox.pin_dir().with_file_name("other").display().to_string();
@@ -421,8 +420,7 @@ fn a_bad_object_harms_only_itself_and_is_named() {
     assert_eq!(frontends, ["10.96.0.10", "10.96.0.12"]);
     assert_eq!(table[0]["backends"].as_array().unwrap().len(), 2);
 
-    let mut agent = Agent::new(&sandbox).manifests(&file).start();
-    agent.wait_ready(SYNC);
+    let agent = Agent::new(&sandbox).manifests(&file).start();
     let log = agent.log();
     for needles in [
         ["Service default/portless", "spec.ports", "no ports"],
@@ -450,7 +448,6 @@ fn a_file_that_breaks_keeps_its_last_good_content() {
     let sandbox = Sandbox::for_test();
     let file = good(&sandbox);
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
     let backends = || {
         let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
         rows.pointer("/0/backends").and_then(Value::as_array).map_or(0, Vec::len)
@@ -483,7 +480,6 @@ fn a_manifest_directory_that_goes_and_comes_back_is_followed() {
     fs::create_dir_all(&dir).unwrap();
     manifest::write(&dir, "web.json", web());
     let mut agent = Agent::new(&sandbox).manifests(&dir).start();
-    agent.wait_ready(SYNC);
     let frontends = || {
         let rows = cproxy(&sandbox, &["get", "services", "-o", "json"]).json();
         let address = |row: &Value| row["address"].as_str().unwrap_or_default().to_owned();
@@ -524,7 +520,6 @@ fn every_flag_can_come_from_the_environment() {
     // An empty variable counts as absent.
     let empty = ["CPROXY_CONFIG", "CPROXY_APISERVER", "CPROXY_LOG_LEVEL", "CPROXY_NODE_IP"];
     let agent = empty.into_iter().fold(Agent::new(&sandbox), |agent, variable| agent.env(variable, ""));
-    let mut agent = agent.env("CPROXY_MANIFESTS", good(&sandbox)).start();
-    agent.wait_ready(SYNC);
+    let _agent = agent.env("CPROXY_MANIFESTS", good(&sandbox)).start();
     assert!(pins(&sandbox).object("connect4").exists());
 }

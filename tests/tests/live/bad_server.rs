@@ -97,7 +97,7 @@ fn well_in_protobuf(target: &str) -> Reply {
 }
 
 fn start(sandbox: &Sandbox, api: &Api) -> RunningAgent {
-    Agent::new(sandbox).kubeconfig(api.kubeconfig(sandbox)).args(["--pod-ip", "10.244.0.9"]).start()
+    Agent::new(sandbox).kubeconfig(api.kubeconfig(sandbox)).args(["--pod-ip", "10.244.0.9"]).spawn()
 }
 
 /// A VM's network may come up after all its programs have started.
@@ -349,8 +349,7 @@ fn a_token_file_that_is_no_file_is_named_and_the_last_token_stays() {
     let kubeconfig = api.kubeconfig(&sandbox);
     let text = fs::read_to_string(&kubeconfig).unwrap().replace("\"user\":{}", "\"user\":{\"tokenFile\":\"token\"}");
     fs::write(&kubeconfig, text).unwrap();
-    let agent = Agent::new(&sandbox).kubeconfig(kubeconfig);
-    let mut agent = agent.args(["--pod-ip", "10.244.0.9"]).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--pod-ip", "10.244.0.9"]).spawn();
     assert_serves(&sandbox, &mut agent);
     // Renamed: there is no moment without a file, which the agent would name as well.
     let fifo = sandbox.dir().join("fifo");
@@ -488,7 +487,7 @@ fn proxies_of_the_environment_are_ignored() {
     let api = Api::serve(&sandbox, well);
     let agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).args(["--pod-ip", "10.244.0.9"]);
     let agent = agent.env("HTTPS_PROXY", "http://192.0.2.9:3128").env("https_proxy", "no URL at all");
-    let mut agent = agent.env("HTTP_PROXY", "http://192.0.2.9:3128").start();
+    let mut agent = agent.env("HTTP_PROXY", "http://192.0.2.9:3128").spawn();
     assert_serves(&sandbox, &mut agent);
     agent.wait_log("HTTPS_PROXY is set and not used", PATIENCE);
 }
@@ -761,7 +760,6 @@ fn names_from_a_server_steer_no_terminal_and_begin_no_line() {
         let api = Api::serve(&sandbox, at_first(2, is_list, refuse, serve));
         let agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).args(["--log-format", format]);
         let mut agent = agent.start();
-        agent.wait_ready(PATIENCE);
         // The broken objects, the watch's change of an unknown type, and its error.
         agent.wait_log("broken", PATIENCE);
         agent.wait_until(PATIENCE, "the error of a watch", |agent| {

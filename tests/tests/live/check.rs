@@ -236,9 +236,7 @@ fn check_names_the_hooked_cgroup_until_the_hooks_are_gone() {
         (output.code, format!("{state} {detail}"))
     };
     let start = |cgroup| {
-        let mut agent = Agent::new(&sandbox).cgroup(cgroup).manifests(sandbox.manifest_dir()).start();
-        agent.wait_ready(SYNC);
-        agent.stop();
+        Agent::new(&sandbox).cgroup(cgroup).manifests(sandbox.manifest_dir()).start().stop();
     };
     start(sandbox.cgroup().to_owned());
     let asked = format!("ok to {}, serving only processes in and below it", sandbox.cgroup().display());
@@ -280,7 +278,7 @@ fn check_names_what_a_running_agent_follows() {
     agent.kill();
     assert_eq!(source(), "ok no agent is running", "a crash leaves the socket");
 
-    let _agent = Agent::new(&sandbox).args(["--apiserver", "unix:///nowhere,unix:///either"]).start();
+    let _agent = Agent::new(&sandbox).args(["--apiserver", "unix:///nowhere,unix:///either"]).spawn();
     eventually(SYNC, "the agent tries its servers", || match source() {
         text if text.starts_with("degraded follows unix:///")
             && text.contains("confirmed nothing yet; cannot list") =>

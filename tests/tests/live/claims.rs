@@ -90,7 +90,6 @@ fn external_addresses_are_ignored_on_request_also_while_the_agent_runs() {
     manifest::write(&sandbox.manifest_dir(), "all.json", web_and_claimant(&[OUTSIDE]));
     let settings = manifest::write_text(sandbox.dir(), "cproxy.conf", "external-ips = ignore\n");
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &settings).start();
-    agent.wait_ready(SYNC);
     let outside = SocketAddr::new(OUTSIDE.parse().unwrap(), PORT);
     let served = rows(&sandbox, "services");
     assert!(rows_at(&served, OUTSIDE).is_empty(), "{served:#?}");

@@ -360,7 +360,7 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", web_with([3]));
     // No API server listens at this address.
     let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://127.0.0.1:1");
-    let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).spawn();
     agent.wait_log("cannot list services at https://127.0.0.1:1", SYNC);
     agent.wait_log("of --bootstrap until the first complete sync", SYNC);
     assert!(!agent.is_ready());
@@ -369,14 +369,13 @@ fn bootstrap_is_served_until_the_first_complete_sync() {
     // The table from before is newer than the bootstrap.
     manifest::write(&sandbox.manifest_dir(), "web.json", web_with([1]));
     start_agent(&sandbox).stop();
-    let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(&kubeconfig).arg("--bootstrap").arg(&bootstrap).spawn();
     agent.wait_log("cannot list services", SYNC);
     assert_eq!(echo::ask_name(vips(80)[0].1).unwrap(), "pod-1");
     agent.stop();
     // The first complete sync removes it.
     std::fs::remove_file(sandbox.manifest_dir().join("web.json")).unwrap();
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).arg("--bootstrap").arg(&bootstrap).start();
-    agent.wait_ready(SYNC);
+    let _agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).arg("--bootstrap").arg(&bootstrap).start();
     assert!(rows(&sandbox, "services").is_empty());
 }
 

@@ -25,7 +25,7 @@ use cproxy_tests::{
     manifest::Service,
     process::{Agent, Output, cproxy, eventually},
     sandbox::{Placement, Sandbox},
-    world::{Form, SYNC, TCP, UDP, World, counter, rows, serve_pods, start_agent_with, web_with},
+    world::{Form, TCP, UDP, World, counter, rows, serve_pods, start_agent_with, web_with},
 };
 use serde_json::Value;
 
@@ -240,7 +240,6 @@ fn no_external_address_blinds_the_canary_and_a_family_that_is_not_tried_is_said(
 fn an_agent_outside_its_cgroup_walks_the_canary_there() {
     let sandbox = Sandbox::for_test();
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).placement(Placement::Unhooked).start();
-    agent.wait_ready(SYNC);
     assert_eq!(hooks(&sandbox).0, "ok");
     agent.stop();
 }
@@ -252,7 +251,6 @@ fn a_cgroup_that_is_made_again_is_attached_again() {
     fs::create_dir(&inner).unwrap();
     let mut agent =
         Agent::new(&sandbox).manifests(sandbox.manifest_dir()).placement(Placement::Hooked).cgroup(&inner).start();
-    agent.wait_ready(SYNC);
     // A canary may be there.
     eventually(LOOK, "the cgroup is removed", || fs::remove_dir(&inner));
     fs::create_dir(&inner).unwrap();

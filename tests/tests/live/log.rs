@@ -26,8 +26,7 @@ fn a_pipe_that_nobody_reads_stops_neither_the_table_nor_the_end() {
     let write = |pod: &str| manifest::write(&files, "web.json", http_service("web", "10.96.0.10", [pod]));
     write("10.244.0.1");
     let pipe = FullPipe::new();
-    let mut agent = Agent::new(&sandbox).manifests(&files).start_with_stderr(pipe.writer());
-    agent.wait_ready(PATIENCE);
+    let mut agent = Agent::new(&sandbox).manifests(&files).stderr(pipe.writer()).start();
     let odd = |name: &str| {
         let odd = Service::new(name).cluster_ips(["127.0.0.9"]).tcp("http", 80, 80);
         manifest::write(&files, "odd.json", [odd.into()]);

@@ -13,7 +13,7 @@ use std::{
 use cproxy_tests::{
     api::{Api, Reply},
     manifest::http_service,
-    process::{Agent, RunningAgent, cproxy, eventually},
+    process::{Agent, cproxy, eventually},
     sandbox::Sandbox,
 };
 use serde_json::{Value, json};
@@ -66,11 +66,11 @@ fn objects(target: &str) -> Vec<Value> {
     (1..=SERVICES).map(object).collect()
 }
 
-fn start(sandbox: &Sandbox, servers: &[&Api]) -> RunningAgent {
+fn agent_of<'s>(sandbox: &'s Sandbox, servers: &[&Api]) -> Agent<'s> {
     let urls = servers.iter().map(|server| server.url()).collect::<Vec<_>>().join(",");
     let kubeconfig = servers.first().map(|server| server.kubeconfig(sandbox));
     let agent = Agent::new(sandbox).kubeconfig(kubeconfig.unwrap_or_default());
-    agent.args(["--apiserver", &urls, "--pod-ip", "10.244.0.99"]).start()
+    agent.args(["--apiserver", &urls, "--pod-ip", "10.244.0.99"])
 }
 
 /// Number of frontends that lead to a backend, without an agent too.
@@ -90,8 +90,7 @@ fn an_empty_list_is_written_once_the_server_says_so_again_after_ten_seconds() {
     let sandbox = Sandbox::for_test();
     let forgets = Arc::default();
     let server = serve(&sandbox, &forgets);
-    let mut agent = start(&sandbox, &[&server]);
-    agent.wait_ready(PATIENCE);
+    let mut agent = agent_of(&sandbox, &[&server]).start();
     assert_eq!(serving(&sandbox), SERVICES);
     forgets.store(true, Ordering::Relaxed);
     let line = agent.wait_log("lacks 3 of 3 Services: they stay", PATIENCE);
@@ -112,8 +111,7 @@ fn a_server_that_has_its_objects_again_takes_nothing_away() {
     let sandbox = Sandbox::for_test();
     let forgets = Arc::default();
     let server = serve(&sandbox, &forgets);
-    let mut agent = start(&sandbox, &[&server]);
-    agent.wait_ready(PATIENCE);
+    let mut agent = agent_of(&sandbox, &[&server]).start();
     forgets.store(true, Ordering::Relaxed);
     agent.wait_log("lacks 3 of 3 Services: they stay", PATIENCE);
     forgets.store(false, Ordering::Relaxed);
@@ -128,11 +126,9 @@ fn another_server_is_asked_at_once() {
     let sandbox = Sandbox::for_test();
     let forgets = Arc::default();
     let server = serve(&sandbox, &forgets);
-    let mut agent = start(&sandbox, &[&server]);
-    agent.wait_ready(PATIENCE);
-    agent.stop();
+    agent_of(&sandbox, &[&server]).start().stop();
     let empty = serve(&sandbox, &Arc::new(AtomicBool::new(true)));
-    let mut agent = start(&sandbox, &[&empty, &server]);
+    let mut agent = agent_of(&sandbox, &[&empty, &server]).spawn();
     agent.wait_log("would leave 3 of 3 addresses", PATIENCE);
     agent.wait_ready(AT_ONCE);
     assert_eq!((serving(&sandbox), doubts(&sandbox)), (SERVICES, 1));

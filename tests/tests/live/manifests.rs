@@ -54,7 +54,6 @@ fn changes_by_others_are_found_on_a_shared_file_system() {
 
     write_service(&host, "a", 1);
     let mut agent = Agent::new(&sandbox).manifests(&guest).start();
-    agent.wait_ready(SYNC);
     assert_eq!(backends(&sandbox), "10.244.0.1 ");
     write_service(&host, "a", 2);
     write_service(&host, "b", 3);
@@ -78,7 +77,6 @@ fn without_inotify_manifests_are_polled_and_the_cause_is_named() {
             sandbox.enter();
             forbid();
             let mut agent = Agent::new(&sandbox).manifests(&dir).start();
-            agent.wait_ready(SYNC);
             agent.wait_log(cause, SYNC);
             write_service(&dir, "a", 2);
             write_service(&dir, "b", 3);

@@ -44,7 +44,7 @@ fn agent(sandbox: &Sandbox) -> Agent<'_> {
 /// Checks that the agent ends by itself with these words.
 #[track_caller]
 fn assert_refused(agent: Agent<'_>, words: &[&str]) {
-    let mut agent = agent.start();
+    let mut agent = agent.spawn();
     assert!(!agent.wait(SYNC).unwrap().success());
     let log = agent.log();
     let line = log.lines().find(|line| line.starts_with("cproxy: ")).unwrap();
@@ -63,16 +63,13 @@ fn place(sandbox: &Sandbox, name: &str, mode: u32) -> (PathBuf, PathBuf) {
 #[test]
 fn other_users_can_wait_for_the_agent_and_cannot_keep_it_from_starting() {
     let sandbox = Sandbox::for_test();
-    let mut before = agent(&sandbox).start();
-    before.wait_ready(SYNC);
-    before.stop();
+    agent(&sandbox).start().stop();
 
     let mut lock = of_other_user(&sandbox, Path::new("flock"));
     lock.arg("--nonblock").arg(sandbox.run_dir()).args(["sh", "-c", "echo held; exec sleep 60"]);
     let mut holder = Daemon::spawn(&sandbox, "flock", Placement::Unhooked, lock);
     holder.wait_log("held", SYNC);
     let mut running = agent(&sandbox).start();
-    running.wait_ready(SYNC);
 
     let lock = as_other_user(&sandbox, "for file in $run/*; do flock --nonblock $file true && echo $file; done; true");
     let locked: Vec<_> = lock.stdout.lines().map(|path| path.rsplit('/').next().unwrap()).collect();
@@ -112,12 +109,12 @@ fn in_a_run_directory_that_all_can_write_no_link_is_followed() {
     let links = "for name in .ready .new ready limited failed unusable cproxy.sock; do \
                  ln -s $dir/precious $dir/shared/$name; done";
     as_other_user(&sandbox, links).success();
-    let mut running = agent(&sandbox).run_dir(&run_dir).start();
+    let mut running = agent(&sandbox).run_dir(&run_dir).spawn();
     // The path existed before, as a link.
     running.wait_log("ready after", SYNC);
     assert!(fs::symlink_metadata(run_dir.join("ready")).unwrap().is_file());
     running.stop();
-    let mut failing = Agent::new(&sandbox).manifests("/nowhere").run_dir(&run_dir).start();
+    let mut failing = Agent::new(&sandbox).manifests("/nowhere").run_dir(&run_dir).spawn();
     assert!(!failing.wait(SYNC).unwrap().success());
     assert!(fs::read_to_string(run_dir.join("failed")).unwrap().contains("/nowhere"));
     assert_eq!(fs::read_to_string(&precious).unwrap(), PRECIOUS);
@@ -148,7 +145,6 @@ fn a_pin_directory_of_another_user_is_refused_and_cleanup_follows_nothing() {
 fn a_request_of_another_user_who_can_connect_is_refused() {
     let sandbox = Sandbox::for_test();
     let mut agent = agent(&sandbox).start();
-    agent.wait_ready(SYNC);
     cproxy(&sandbox, &["reseed"]).success();
     for path in [sandbox.dir().to_owned(), sandbox.run_dir(), sandbox.run_dir().join("cproxy.sock")] {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();

@@ -292,9 +292,7 @@ fn sockets_of_another_cgroup_keep_no_place() {
     assert_eq!(tcp_owners(&live.sandbox).0.len(), sockets.len());
     let start_on = |cgroup: &Path| {
         let agent = Agent::new(&live.sandbox).cgroup(cgroup).manifests(live.sandbox.manifest_dir());
-        let mut agent = agent.placement(Placement::Unhooked).start();
-        agent.wait_ready(SYNC);
-        agent
+        agent.placement(Placement::Unhooked).start()
     };
     live.agent.kill();
     let mut agent = start_on(live.sandbox.cgroup_beside());

@@ -118,8 +118,7 @@ fn every_thread_keeps_the_rights_that_the_agent_needs_and_no_others() {
 fn a_unix_socket_as_the_api_server_takes_one_more_capability() {
     let sandbox = Sandbox::for_test();
     let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://192.0.2.1");
-    let agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", "unix:///nowhere"]);
-    let mut agent = agent.start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", "unix:///nowhere"]).spawn();
     agent.wait_log("CAP_DAC_OVERRIDE; no new privileges; system calls are filtered", SYNC);
     assert_rights(agent.pid(), CAPABILITIES | CAP_DAC_OVERRIDE, true);
 }
@@ -135,7 +134,7 @@ fn write_exec_kubeconfig(directory: &Path) -> std::path::PathBuf {
 fn an_exec_plugin_may_make_any_system_call() {
     let sandbox = Sandbox::for_test();
     let kubeconfig = write_exec_kubeconfig(sandbox.dir());
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).spawn();
     agent.wait_log("no new privileges; system calls are not filtered", SYNC);
     assert!(agent.log().contains("the exec plugin of the kubeconfig may need any"), "{}", agent.log());
     assert_rights(agent.pid(), CAPABILITIES, false);
@@ -147,7 +146,7 @@ fn an_exec_plugin_may_make_any_system_call() {
 fn an_exec_plugin_that_comes_later_takes_another_start() {
     let sandbox = Sandbox::for_test();
     let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://192.0.2.1");
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).spawn();
     agent.wait_log("system calls are filtered", SYNC);
     write_exec_kubeconfig(sandbox.dir());
     agent.signal(Signal::HUP);
@@ -164,7 +163,7 @@ fn a_unix_socket_that_comes_later_is_taken_only_if_the_agent_may_write_to_it() {
     let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://192.0.2.1");
     let set = |server: &str| manifest::write_text(sandbox.dir(), "settings", &format!("apiserver = {server}\n"));
     let file = set("https://192.0.2.1");
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).env("CPROXY_CONFIG", &file).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).env("CPROXY_CONFIG", &file).spawn();
     agent.wait_log("system calls are filtered", SYNC);
     let listen = |name: &str, owner, mode| {
         let path = sandbox.dir().join(name);

@@ -70,7 +70,7 @@ fn a_server_that_repeats_the_token_in_any_encoding_does_not_reach_the_log() {
     let sandbox = Sandbox::for_test();
     let message = format!("not for Bearer {TOKEN}; {encoded}; {}, you see", &TOKEN[..30]);
     let api = refusing(&sandbox, &message);
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, json!({"token": TOKEN}))).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, json!({"token": TOKEN}))).spawn();
     let shown = shown(&sandbox, &mut agent);
     assert!(agent.log().contains("(removed)"), "{}", agent.tail());
     assert_no_secret(&shown, &[&TOKEN[..30], &TOKEN[30..], &encoded[20..60]]);
@@ -82,7 +82,7 @@ fn a_server_that_repeats_a_password_does_not_reach_the_log() {
     let sandbox = Sandbox::for_test();
     let api = refusing(&sandbox, &format!("Basic {encoded} is {PASSWORD}, you see"));
     let user = json!({"username": "admin", "password": PASSWORD});
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, user)).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, user)).spawn();
     let shown = shown(&sandbox, &mut agent);
     assert_no_secret(&shown, &[PASSWORD, &encoded]);
 }
@@ -98,7 +98,7 @@ fn an_exec_plugin_that_prints_what_it_was_given_does_not_reach_the_log() {
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
     let exec = json!({"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": plugin,
                       "env": [{"name": "SECRET", "value": PASSWORD}]});
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, json!({"exec": exec}))).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, json!({"exec": exec}))).spawn();
     let shown = shown(&sandbox, &mut agent);
     eventually(PATIENCE, "the plugin is named", || {
         let log = agent.log();

@@ -52,7 +52,6 @@ fn ports_and_users_are_left_alone() {
     // A new agent replaces the list, while the hooks stay attached.
     agent.stop();
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_EXCLUDE_PORT", "81,80").start();
-    agent.wait_ready(SYNC);
     assert_eq!(ask(at(VIP, 80)), "the VIP itself");
     agent.stop();
     let _agent = start_agent(&sandbox);
@@ -241,7 +240,7 @@ fn a_hangup_applies_changed_settings_and_ends_nothing() {
     let file = sandbox.dir().join("cproxy.conf");
     let set = |text: &str| replace(&file, text);
     set("# no settings yet\n");
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &file).start();
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &file).spawn();
     // The agent is starting.
     agent.wait_until(
         SYNC,
@@ -312,7 +311,7 @@ fn a_hangup_applies_other_addresses_of_node_and_vm() {
     );
     let file = sandbox.dir().join("cproxy.conf");
     replace(&file, "");
-    let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &file).start();
+    let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &file).spawn();
     let mut world = World { agent, servers: Vec::new(), sandbox };
     world.agent.wait_ready(SYNC);
     for (text, node_port, action) in [
@@ -340,7 +339,6 @@ fn each_setting_is_shown_with_its_origin_and_the_level_of_the_log_can_be_set() {
     replace(&file, "# settings\nnode-name = here\nbalance = round-robin\nexclude-port = 53,54\n");
     let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir());
     let mut agent = agent.env("CPROXY_CONFIG", &file).env("CPROXY_BALANCE", "random").start();
-    agent.wait_ready(SYNC);
     let row = |name: &str| {
         let Value::Array(rows) = cproxy(&sandbox, &["get", "config", "-o", "json"]).success().json() else {
             return None;

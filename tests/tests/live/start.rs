@@ -127,7 +127,7 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
 
     // An invalid time has no effect: the command still waits until all is ready.
     write_service(&sandbox, Endpoint::ready(POD));
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).spawn();
     let (code, message) = wait("timeout = soon\non-timeout = start\n");
     assert_eq!((code, message.lines().count()), (0, 2), "{message}");
     assert!(message.contains("; waiting without it (--on-timeout start)"), "{message}");
@@ -209,7 +209,7 @@ fn a_machine_where_cproxy_is_disabled_is_as_one_without() {
 fn wait_ends_at_once_when_the_agent_cannot_run_here() {
     let sandbox = Sandbox::for_test();
     write_service(&sandbox, Endpoint::ready(POD));
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).cgroup("/proc").start();
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).cgroup("/proc").spawn();
     assert!(!agent.wait(SYNC).unwrap().success());
     let start = Instant::now();
     let (code, message) = wait(&sandbox, &["--timeout", "20s"]);
@@ -223,13 +223,13 @@ fn wait_ends_at_once_when_the_agent_cannot_run_here() {
         )
     );
 
-    let mut agent = Agent::new(&sandbox).manifests("/nowhere").start();
+    let mut agent = Agent::new(&sandbox).manifests("/nowhere").spawn();
     assert!(!agent.wait(SYNC).unwrap().success());
     let (code, message) = wait(&sandbox, &["--timeout", "50ms"]);
     assert_eq!(code, 1);
     assert!(message.contains("the agent has ended: --manifests /nowhere: No such file"), "{message}");
 
-    let mut agent = Agent::new(&sandbox).arg("--apiserver").arg("nonsense").start();
+    let mut agent = Agent::new(&sandbox).arg("--apiserver").arg("nonsense").spawn();
     assert_eq!(agent.wait(SYNC).unwrap().code(), Some(2));
     let (code, message) = wait(&sandbox, &["--timeout", "50ms"]);
     assert_eq!(code, 1);
@@ -247,7 +247,7 @@ fn the_init_system_is_notified_when_the_agent_is_ready() {
     let path = sandbox.dir().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(SYNC)).unwrap();
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("NOTIFY_SOCKET", &path).start();
+    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("NOTIFY_SOCKET", &path).spawn();
     let mut message = [0; 64];
     let length = socket.recv(&mut message).unwrap();
     assert_eq!(&message[..length], b"READY=1");
@@ -267,16 +267,12 @@ fn settings_of_a_file_give_way_to_nearer_sources() {
     let manifests =
         format!("# where Services are from\nmanifests = {}\n\nlog-level = warn\n", sandbox.manifest_dir().display());
     let mut agent = start(&manifests).start();
-    agent.wait_ready(SYNC);
     assert_eq!(agent.log(), "", "the level is the file's");
     agent.stop();
     let mut agent = start(&manifests).arg("--log-level").arg("info").start();
-    agent.wait_ready(SYNC);
     assert_ne!(agent.log(), "", "the level is the flag's");
     agent.stop();
-    let mut agent = start("apiserver = https://10.0.0.1\n").manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
-    agent.stop();
+    start("apiserver = https://10.0.0.1\n").manifests(sandbox.manifest_dir()).start().stop();
 
     for (text, message) in [
         (
@@ -286,7 +282,7 @@ fn settings_of_a_file_give_way_to_nearer_sources() {
         ("apiserver\n", ", line 1: \"apiserver\" has no value; "),
         ("log-level = loud\n", "invalid value 'loud' for '--log-level <LEVEL>'"),
     ] {
-        let mut agent = start(text).manifests(sandbox.manifest_dir()).start();
+        let mut agent = start(text).manifests(sandbox.manifest_dir()).spawn();
         assert_eq!(agent.wait(SYNC).unwrap().code(), Some(2));
         assert!(agent.log().contains(message) && agent.log().lines().count() == 1, "{}", agent.log());
     }

@@ -51,8 +51,7 @@ fn each_thing_that_is_pending_is_named_until_the_first_sync_the_control_plane_is
     let mut control_plane = ControlPlane::start(&sandbox);
     let kubeconfig = control_plane.agent_kubeconfig();
     control_plane.stop_api_server();
-    let agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--node-name", NODE]).args(FLAGS);
-    let mut agent = agent.start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--node-name", NODE]).args(FLAGS).spawn();
     let pending = expect("/readyz", 503);
     let kinds = ["Services", "EndpointSlices", "Nodes"].map(|kind| format!("there is no complete list of {kind} yet"));
     assert_eq!(
@@ -88,8 +87,7 @@ fn a_restored_agent_is_not_ready_until_its_table_is_compared_the_control_plane_i
     let sandbox = Sandbox::for_test();
     let mut control_plane = ControlPlane::start(&sandbox);
     control_plane.apply(http_service("web", "10.96.0.10", ["10.244.0.1"]));
-    let mut agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).args(FLAGS).start();
-    agent.wait_ready(PATIENCE);
+    let _agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).args(FLAGS).start();
     control_plane.stop_api_server();
     cproxy(&sandbox, &["reseed"]).success();
     let pending = expect("/readyz", 503);

@@ -96,8 +96,7 @@ fn each_panel_shows_data_of_a_real_run_the_control_plane_is_real() {
     let _servers = serve_pods(&sandbox, [1]);
     let control_plane = ControlPlane::shared(&sandbox);
     control_plane.apply(http_service("web", "10.96.0.10", ["10.244.0.1"]));
-    let mut agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).args(FLAGS).start();
-    agent.wait_ready(PATIENCE);
+    let _agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).args(FLAGS).start();
     let before = fs::read_to_string(ENABLED).unwrap();
     fs::write(ENABLED, "1").unwrap();
     let _prometheus = prometheus(&sandbox);

@@ -33,8 +33,7 @@ fn threads(pid: u32) -> Vec<String> {
 #[test]
 fn without_an_address_there_is_neither_a_thread_nor_a_socket() {
     let sandbox = sandbox();
-    let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
+    let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
     assert!(!threads(agent.pid()).contains(&"endpoints".to_owned()));
     for address in [METRICS, HEALTHZ] {
         assert_eq!(try_get(address, "/metrics").unwrap_err().kind(), ErrorKind::ConnectionRefused);
@@ -51,7 +50,6 @@ fn endpoints_share_an_address_and_a_unix_socket_is_removed_at_the_end() {
         agent.args(["--metrics-bind-address", &address, "--healthz-bind-address", &address]).start()
     };
     let mut agent = start();
-    agent.wait_ready(SYNC);
     assert!(threads(agent.pid()).contains(&"endpoints".to_owned()));
     for request in ["/metrics", "/healthz", "/livez", "/readyz"] {
         assert_eq!(get_unix(&path, request).code, 200, "{request}");
@@ -60,7 +58,6 @@ fn endpoints_share_an_address_and_a_unix_socket_is_removed_at_the_end() {
     agent.kill();
     assert!(path.exists());
     let mut agent = start();
-    agent.wait_ready(SYNC);
     assert_eq!(get_unix(&path, "/readyz").body, "ok");
     agent.stop();
     assert!(!path.exists());
@@ -73,7 +70,6 @@ fn sockets_that_somebody_removes_are_made_again() {
     let address = format!("unix://{}", status.display());
     let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir());
     let mut agent = agent.args(["--metrics-bind-address", &address]).start();
-    agent.wait_ready(SYNC);
     let own = sandbox.run_dir().join("cproxy.sock");
     let again = |path: &Path| {
         let what = format!("{} is made again", path.display());
@@ -102,7 +98,6 @@ fn sockets_that_somebody_removes_are_made_again() {
 fn a_missing_socket_of_a_running_agent_is_named() {
     let sandbox = sandbox();
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(SYNC);
     agent.signal(Signal::STOP);
     fs::remove_file(sandbox.run_dir().join("cproxy.sock")).unwrap();
     let output = cproxy(&sandbox, &["set", "log-level", "info"]);
@@ -115,7 +110,7 @@ fn the_log_has_the_port_that_the_kernel_has_chosen() {
     let sandbox = sandbox();
     let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir());
     let any = "127.0.0.1:0";
-    let mut agent = agent.args(["--metrics-bind-address", any, "--healthz-bind-address", any]).start();
+    let mut agent = agent.args(["--metrics-bind-address", any, "--healthz-bind-address", any]).spawn();
     let flags = "--metrics-bind-address and --healthz-bind-address: listening on ";
     let line = agent.wait_log(flags, SYNC);
     agent.wait_ready(SYNC);
@@ -166,7 +161,6 @@ fn another_address_counts_at_the_next_start() {
     let config = sandbox.dir().join("cproxy.conf");
     fs::write(&config, format!("metrics-bind-address = {METRICS}\n")).unwrap();
     let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("CPROXY_CONFIG", &config).start();
-    agent.wait_ready(SYNC);
     fs::write(&config, format!("metrics-bind-address = {HEALTHZ}\n")).unwrap();
     agent.signal(Signal::HUP);
     let line = agent.wait_log("takes effect when the agent starts again", PATIENCE);
@@ -177,8 +171,7 @@ fn another_address_counts_at_the_next_start() {
 #[test]
 fn endpoints_keep_the_rights_of_the_agent() {
     let sandbox = sandbox();
-    let mut agent = agent(&sandbox).start();
-    agent.wait_ready(SYNC);
+    let agent = agent(&sandbox).start();
     let status = |task: &str| fs::read_to_string(format!("/proc/{}/task/{task}/status", agent.pid())).unwrap();
     let rights = |task: &str| {
         let status = status(task);

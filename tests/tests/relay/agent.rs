@@ -17,9 +17,7 @@ fn table(sandbox: &Sandbox) -> Value {
 pub(crate) fn start_agent(sandbox: &Sandbox, cluster: &Cluster<'_>, servers: &str) -> RunningAgent {
     let kubeconfig = cluster.kubeconfig("admin", "agent", &cluster.control_plane.server_url());
     let agent = Agent::new(sandbox).kubeconfig(kubeconfig);
-    let mut agent = agent.args(["--apiserver", servers, "--node-name", "node-1", "--log-level", "debug"]).start();
-    agent.wait_ready(PATIENCE);
-    agent
+    agent.args(["--apiserver", servers, "--node-name", "node-1", "--log-level", "debug"]).start()
 }
 
 /// Waits until the table has, or has not, rows of a Service.

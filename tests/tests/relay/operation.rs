@@ -37,7 +37,7 @@ fn clients_of_a_relay_that_stops_are_asked_to_move() {
     let target = format!("{SERVICES}?watch=true&allowWatchBookmarks=true&resourceVersion=0");
     let mut watches = [Version::Http1, Version::Http2].map(|version| client.clone().version(version).watch(&target));
     watches.iter().for_each(wait_for_begin);
-    relay.terminate();
+    relay.signal(Signal::TERM);
     let metrics = Client::new(&sandbox, "http://127.0.0.1:9443");
     eventually(Duration::from_secs(3), "the relay is not ready", || match metrics.get("/readyz") {
         response if response.code == 503 => Ok(()),
@@ -61,7 +61,7 @@ fn requests(relay: &RunningRelay, verb: &str) -> f64 {
 
 #[test]
 fn an_agent_goes_on_at_another_replica_without_a_list() {
-    assert_goes_on(|relay| relay.terminate_and_wait(PATIENCE));
+    assert_goes_on(|relay| relay.terminate(PATIENCE));
 }
 
 #[test]
@@ -77,8 +77,7 @@ fn assert_goes_on(end: impl FnOnce(&mut RunningRelay) -> ExitStatus) {
     let second = cluster.with_tls(cluster.relay()).listen(SECOND).metrics(SECOND_METRICS.parse().unwrap()).start();
     let kubeconfig = cluster.kubeconfig("admin", "agent", &cluster.control_plane.server_url());
     let servers = format!("https://{RELAY},https://{SECOND}");
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", &servers]).start();
-    agent.wait_ready(PATIENCE);
+    let agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--apiserver", &servers]).start();
     assert_eq!((requests(&relay, "list"), requests(&second, "list")), (1.0, 0.0));
     end(&mut relay);
     eventually(PATIENCE, "the agent watches at the second replica", || match requests(&second, "watch") {
@@ -181,7 +180,7 @@ fn a_unix_socket_whose_file_is_removed_is_made_again() {
     relay.wait_log("cannot be made again: a file that is no socket is there", PATIENCE);
     fs::remove_file(&path).unwrap();
     wait_for_listener();
-    relay.terminate_and_wait(PATIENCE);
+    relay.terminate(PATIENCE);
     assert!(!path.exists());
 }
 

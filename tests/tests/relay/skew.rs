@@ -39,7 +39,6 @@ fn assert_follows(agent: &Path, relay: &Path) {
     let mut running_relay = start_relay();
     let kubeconfig = cluster.kubeconfig("admin", "agent", &format!("https://{RELAY}"));
     let mut running = Agent::new(&sandbox).binary(agent).kubeconfig(kubeconfig).start();
-    running.wait_ready(PATIENCE);
     for round in ["before", "after"] {
         let backends = |name, wanted| wait_for_backends(&sandbox, agent, name, wanted);
         cluster.create(&service("team", round));

@@ -168,8 +168,7 @@ fn clients_do_not_notice_cut_connections_to_the_api_server() {
 
 /// A relay at a server whose answers a test defines.
 fn relay_of(sandbox: &Sandbox, api: &Api) -> RunningRelay {
-    let relay = RelayServer::new(sandbox).kubeconfig(api.kubeconfig(sandbox)).listen(RELAY);
-    relay.without_authentication().spawn()
+    RelayServer::new(sandbox).kubeconfig(api.kubeconfig(sandbox)).listen(RELAY).without_authentication().spawn()
 }
 
 #[test]
@@ -280,8 +279,7 @@ fn a_log_that_nobody_reads_keeps_the_relay_from_nothing() {
     });
     let pipe = FullPipe::new();
     let relay = RelayServer::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).listen(RELAY);
-    let mut relay = relay.without_authentication().spawn_with_stderr(pipe.writer());
-    relay.wait_ready(PATIENCE);
+    let mut relay = relay.without_authentication().stderr(pipe.writer()).start();
     fails.store(true, Ordering::Relaxed);
     let left_out = "cproxy_relay_log_lines_left_out_total";
     let before = relay.metric(left_out);

@@ -32,9 +32,7 @@ fn greedy(addresses: u32, ports: u16, endpoints: usize) -> Vec<Value> {
 
 fn start(sandbox: &Sandbox, objects: impl IntoIterator<Item = Value>) -> RunningAgent {
     manifest::write(&sandbox.manifest_dir(), "objects.json", objects);
-    let mut agent = Agent::new(sandbox).manifests(sandbox.manifest_dir()).start();
-    agent.wait_ready(PATIENCE);
-    agent
+    Agent::new(sandbox).manifests(sandbox.manifest_dir()).start()
 }
 
 fn peak_bytes(agent: &RunningAgent) -> u64 {

@@ -345,7 +345,6 @@ impl Place {
         let counters = if observation == Observation::Counters { "on" } else { "off" };
         let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir());
         let mut agent = agent.args(["--service-counters", counters]).start();
-        agent.wait_ready(TIMEOUT);
         let tracer = (observation == Observation::Trace).then(|| start_tracer(&sandbox));
         agent.stop();
         let programs = Programs::detach(&sandbox)?;

@@ -225,7 +225,7 @@ fn start_agent(sandbox: &Sandbox, name: &str, launcher: &Path, kubeconfig: &Path
     let pin_dir = sandbox.dir().join("bpf").join(name);
     fs::create_dir(&cgroup).and_then(|()| fs::create_dir(&run_dir)).context("making an agent's directories")?;
     let agent = Agent::new(sandbox).binary(launcher).kubeconfig(kubeconfig).args(["--node-name", NODE]);
-    let process = agent.cgroup(&cgroup).pin_dir(&pin_dir).run_dir(run_dir).start();
+    let process = agent.cgroup(&cgroup).pin_dir(&pin_dir).run_dir(run_dir).spawn();
     lower_priority(process.pid())?;
     Ok(OneAgent { process, cgroup, pin_dir })
 }

@@ -147,7 +147,7 @@ fn an_address_is_known_before_anything_is_served() {
     sandbox.ip(LINK);
     let bootstrap = manifest::write(sandbox.dir(), "bootstrap.json", restricted_to(INSIDE));
     let kubeconfig = manifest::write_kubeconfig(sandbox.dir(), "https://127.0.0.1:1");
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).arg("--bootstrap").arg(bootstrap).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).arg("--bootstrap").arg(bootstrap).spawn();
     // A loopback address is never the VM's own, so the default route decides.
     agent.wait_log("own addresses: 10.1.0.2 (default route), fd01::2 (default route)", SYNC);
     eventually(SYNC, "the bootstrap is served", || {
