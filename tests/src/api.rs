@@ -13,7 +13,7 @@ use rustls::{
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     echo, http, manifest,
@@ -119,14 +119,12 @@ impl Api {
 
     /// A kubeconfig for this server.
     pub fn kubeconfig(&self, sandbox: &Sandbox) -> PathBuf {
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": self.url()}}],
-            "users": [{"name": "test", "user": {}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        });
+        self.kubeconfig_of(sandbox, json!({}))
+    }
+
+    /// A kubeconfig for this server with these fields of the user.
+    pub fn kubeconfig_of(&self, sandbox: &Sandbox, user: Value) -> PathBuf {
+        let config = manifest::kubeconfig(json!({"server": self.url()}), user);
         manifest::write_text(sandbox.dir(), "api.kubeconfig", &config.to_string())
     }
 }

@@ -263,6 +263,14 @@ impl<'s> ControlPlane<'s> {
         self.credentials.kubeconfig(user, server)
     }
 
+    /// The agent's kubeconfig after a change, in a file of this name.
+    pub fn agent_kubeconfig_with(&self, name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
+        let text = fs::read_to_string(self.agent_kubeconfig()).expect("cannot read a file just written");
+        let mut config = serde_json::from_str(&text).expect("a kubeconfig of the harness is JSON");
+        change(&mut config);
+        manifest::write_text(self.sandbox.dir(), name, &config.to_string())
+    }
+
     /// One of the binaries, such as `kube-proxy`.
     pub fn binary(&self, name: &str) -> PathBuf {
         binary(&self.binaries, name)
@@ -292,9 +300,24 @@ impl<'s> ControlPlane<'s> {
     }
 
     fn kubectl_with(&self, kubeconfig: &Path, args: &[&str], input: &str) -> Output {
+        run(self.sandbox, Placement::Unhooked, self.kubectl_command(kubeconfig, args), input, KUBECTL_TIMEOUT)
+    }
+
+    /// kubectl with a kubeconfig, to be run in the sandbox.
+    pub fn kubectl_command(&self, kubeconfig: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(self.binary("kubectl"));
         command.env("KUBECONFIG", kubeconfig).env("HOME", self.sandbox.dir()).args(args);
-        run(self.sandbox, Placement::Unhooked, command, input, KUBECTL_TIMEOUT)
+        command
+    }
+
+    /// Starts `kubectl proxy` on a unix socket, with the agent's rights, and waits until it listens.
+    pub fn start_kubectl_proxy(&self, socket: &str) -> Daemon {
+        // A socket that another one has left is in the way.
+        fs::remove_file(socket).ok();
+        let command = self.kubectl_command(&self.agent_kubeconfig(), &["proxy", &format!("--unix-socket={socket}")]);
+        let mut proxy = Daemon::spawn(self.sandbox, "kubectl-proxy", Placement::Unhooked, command);
+        proxy.wait_log("Starting to serve", START_TIMEOUT);
+        proxy
     }
 
     /// A client with all rights. Call it inside the tokio runtime that will use the client.

@@ -12,6 +12,8 @@ use rcgen::{
 };
 use serde_json::json;
 
+use crate::manifest;
+
 /// Known users with their groups.
 const USERS: [(&str, &str); 7] = [
     ("admin", "system:masters"),
@@ -113,14 +115,8 @@ impl Credentials {
 
     /// Writes a kubeconfig for `user` at `server`.
     pub(crate) fn kubeconfig(&self, user: &str, server: &str) -> PathBuf {
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority": self.file("ca.crt")}}],
-            "users": [{"name": user, "user": {"token": token(user)}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
-        });
+        let cluster = json!({"server": server, "certificate-authority": self.file("ca.crt")});
+        let config = manifest::kubeconfig(cluster, json!({"token": token(user)}));
         self.write(&format!("{}.kubeconfig", user.replace(':', "-")), &config.to_string())
     }
 

@@ -20,6 +20,7 @@ pub use self::{
 use crate::{
     control_plane::{ADDRESS, ControlPlane, role_binding},
     guest::{INITRAMFS_VARIABLE, KERNEL_VARIABLE, path_from_env},
+    manifest,
     population::Shape,
     process::{Daemon, Signal, eventually},
     relay_server::{RelayServer, RunningRelay},
@@ -247,17 +248,7 @@ fn machine_of(kernel: &Path) -> Vec<String> {
 fn provider_kubeconfig(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> PathBuf {
     let token = ["create", "token", "virtual-kubelet", "--namespace=kube-system", "--duration=24h"];
     let token = control_plane.kubectl(&token, "");
-    let config = json!({
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "provider",
-        "clusters": [{"name": "it", "cluster": {
-            "server": control_plane.server_url(), "certificate-authority": control_plane.ca_file(),
-        }}],
-        "users": [{"name": "provider", "user": {"token": token.trim()}}],
-        "contexts": [{"name": "provider", "context": {"cluster": "it", "user": "provider"}}],
-    });
-    let path = sandbox.dir().join("provider.kubeconfig");
-    fs::write(&path, config.to_string()).expect("cannot write a file in the sandbox");
-    path
+    let cluster = json!({"server": control_plane.server_url(), "certificate-authority": control_plane.ca_file()});
+    let config = manifest::kubeconfig(cluster, json!({"token": token.trim()}));
+    manifest::write_text(sandbox.dir(), "provider.kubeconfig", &config.to_string())
 }

@@ -315,11 +315,20 @@ pub fn write_text(directory: &Path, name: &str, text: &str) -> PathBuf {
 
 /// Writes a kubeconfig for the API server at `server`, with a token, to `directory/kubeconfig`.
 pub fn write_kubeconfig(directory: &Path, server: &str) -> PathBuf {
-    let text = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n\
-         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n"
-    );
-    write_text(directory, "kubeconfig", &text)
+    let config = kubeconfig(json!({"server": server}), json!({"token": "t"}));
+    write_text(directory, "kubeconfig", &config.to_string())
+}
+
+/// A kubeconfig with these fields of its cluster and of its user.
+pub fn kubeconfig(cluster: Value, user: Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    })
 }
 
 /// Appends to a JSON array, which is created if it is missing.

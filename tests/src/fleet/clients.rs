@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -101,9 +100,8 @@ impl Clients {
 impl Fleet<'_> {
     /// Follows the log of a pod with `kubectl logs`.
     pub fn follow_logs(&self, pod: &str) -> Daemon {
-        let mut command = Command::new(self.control_plane.binary("kubectl"));
-        command.env("KUBECONFIG", self.control_plane.admin_kubeconfig()).env("HOME", self.sandbox.dir());
-        command.args(["logs", "--follow", pod]);
+        let admin = self.control_plane.admin_kubeconfig();
+        let command = self.control_plane.kubectl_command(&admin, &["logs", "--follow", pod]);
         Daemon::spawn(self.sandbox, "kubectl-logs", Placement::Unhooked, command)
     }
 }

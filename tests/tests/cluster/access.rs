@@ -1,6 +1,6 @@
 //! Agents that the API server refuses, or that do not trust the API server.
 
-use std::{fs, path::PathBuf, process::Command, time::Duration};
+use std::{path::PathBuf, process::Command, time::Duration};
 
 use cproxy_tests::{
     control_plane::{ADDRESS, ClientIdentity, NODE, PORT, Validity, role_binding},
@@ -8,7 +8,7 @@ use cproxy_tests::{
     process::{Agent, Daemon, RunningAgent, Signal, cproxy_binary},
     sandbox::{Placement, Sandbox},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::fixture::{Cluster, PATIENCE};
 
@@ -80,14 +80,6 @@ fn a_pods_service_account_is_enough() {
     agent.wait_log("certificate", PATIENCE);
 }
 
-/// The agent's kubeconfig with one field changed.
-fn kubeconfig_with(cluster: &Cluster<'_>, name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
-    let text = fs::read_to_string(cluster.control_plane.agent_kubeconfig()).unwrap();
-    let mut config = serde_json::from_str(&text).unwrap();
-    change(&mut config);
-    write_text(cluster.sandbox.dir(), name, &config.to_string())
-}
-
 #[test]
 fn credentials_may_come_from_a_file_or_a_command() {
     let sandbox = Sandbox::for_test();
@@ -103,7 +95,7 @@ fn credentials_may_come_from_a_file_or_a_command() {
             json!({"exec": {"apiVersion": version, "interactiveMode": "Never", "command": "echo", "args": [answer]}}),
         ),
     ] {
-        let file = kubeconfig_with(&cluster, name, |config| config["users"][0]["user"] = user);
+        let file = cluster.control_plane.agent_kubeconfig_with(name, |config| config["users"][0]["user"] = user);
         let mut agent = Agent::new(&sandbox).kubeconfig(file).start();
         cluster.expect(&[]);
         agent.stop();
@@ -125,14 +117,14 @@ fn a_wrong_token_and_a_wrong_authority_are_named() {
     let sandbox = Sandbox::for_test();
     let cluster = Cluster::shared(&sandbox);
     let server = cluster.control_plane.server_url();
-    let token = kubeconfig_with(&cluster, "wrong-token", |config| {
+    let token = cluster.control_plane.agent_kubeconfig_with("wrong-token", |config| {
         config["users"][0]["user"]["token"] = json!("nobody-has-this");
     });
     assert_keeps_trying(&cluster, token, &[&server, "401", "credentials"]);
 
     let other = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap();
     let other = write_text(sandbox.dir(), "other-ca.crt", &other.cert.pem());
-    let authority = kubeconfig_with(&cluster, "wrong-authority", |config| {
+    let authority = cluster.control_plane.agent_kubeconfig_with("wrong-authority", |config| {
         config["clusters"][0]["cluster"]["certificate-authority"] = json!(other);
     });
     assert_keeps_trying(&cluster, authority, &[&server, "is signed by no certificate of"]);
@@ -147,7 +139,7 @@ fn an_identity_of_a_node_needs_the_role_node_proxier_for_endpoint_slices_only() 
         let ClientIdentity { certificate, key } = cluster.control_plane.client_identity(user, group, Validity::Long);
         // The kubelet has both in one file.
         let file = write_text(sandbox.dir(), "client.pem", &(certificate + &key));
-        let kubeconfig = kubeconfig_with(&cluster, "node", |config| {
+        let kubeconfig = cluster.control_plane.agent_kubeconfig_with("node", |config| {
             config["users"][0]["user"] = json!({"client-certificate": file, "client-key": file});
         });
         Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--node-name", NODE]).spawn()

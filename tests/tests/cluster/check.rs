@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -11,7 +10,7 @@ use std::{
 use cproxy_tests::{
     api::refuse_over_tls,
     control_plane::{ClientIdentity, NODE, Validity, role_binding},
-    manifest::{self, write_text},
+    manifest::{self, kubeconfig, write_text},
     process::{Output, cproxy},
     sandbox::Sandbox,
 };
@@ -91,10 +90,7 @@ fn each_missing_right_is_named_with_the_verb_to_grant() {
 
 /// A kubeconfig for this user at the API server.
 fn kubeconfig_of(cluster: &Cluster<'_>, name: &str, user: &Value) -> PathBuf {
-    let text = fs::read_to_string(cluster.control_plane.agent_kubeconfig()).unwrap();
-    let mut config: Value = serde_json::from_str(&text).unwrap();
-    config["users"][0]["user"] = user.clone();
-    write_text(cluster.sandbox.dir(), name, &config.to_string())
+    cluster.control_plane.agent_kubeconfig_with(name, |config| config["users"][0]["user"] = user.clone())
 }
 
 #[test]
@@ -174,14 +170,8 @@ fn server_of_another_time(sandbox: &Sandbox, port: u16, years: [i32; 2], date: &
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let server = refuse_over_tls(sandbox, address, (404, &format!("Date: {date}\r\n")), files.clone());
     let [authority, _] = files;
-    let config = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "k", "cluster": {
-            "server": format!("https://{address}"), "certificate-authority": authority,
-        }}],
-        "users": [{"name": "u", "user": {"token": "secret"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-    });
+    let cluster = json!({"server": format!("https://{address}"), "certificate-authority": authority});
+    let config = kubeconfig(cluster, json!({"token": "secret"}));
     (server, write_text(sandbox.dir(), &format!("{port}.kubeconfig"), &config.to_string()))
 }
 

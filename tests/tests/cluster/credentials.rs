@@ -6,7 +6,7 @@ use cproxy_tests::{
     audit::AuditLog,
     control_plane::{ADDRESS, ClientIdentity, PORT, Validity, role_binding},
     echo,
-    manifest::write_text,
+    manifest::{kubeconfig, write_text},
     process::{Agent, RunningAgent, eventually},
     relay::{Relay, RelayChange},
     sandbox::Sandbox,
@@ -57,16 +57,8 @@ impl<'s> Vm<'s> {
 
     /// Starts the agent as this user and waits until it is ready.
     fn start_agent(&self, user: Value) -> RunningAgent {
-        let kubeconfig = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "vm",
-            "clusters": [{"name": "vm", "cluster": {
-                "server": format!("https://{}", self.relay.address()), "certificate-authority": "ca.crt",
-            }}],
-            "users": [{"name": "vm", "user": user}],
-            "contexts": [{"name": "vm", "context": {"cluster": "vm", "user": "vm"}}],
-        });
+        let server = format!("https://{}", self.relay.address());
+        let kubeconfig = kubeconfig(json!({"server": server, "certificate-authority": "ca.crt"}), user);
         let agent = Agent::new(self.cluster.sandbox).kubeconfig(self.write("kubeconfig", &kubeconfig.to_string()));
         let agent = agent.args(["--node-name", FORBIDDEN_NODE, "--log-level", "debug"]).start();
         self.cluster.expect(&[WEB]);

@@ -1,7 +1,5 @@
 //! The agent's own connections, which depend on the API server and never on the agent's own table.
 
-use std::process::Command;
-
 use cproxy_tests::{
     control_plane::{ADDRESS, KUBERNETES_VIP, PORT},
     echo,
@@ -70,9 +68,8 @@ fn default_kubernetes_is_translated_for_all_but_the_agent() {
 
 /// Runs kubectl through the API server's ClusterIP, as in a pod.
 fn kubectl_through(cluster: &Cluster<'_>, server: &str) {
-    let mut kubectl = Command::new(cluster.control_plane.binary("kubectl"));
-    kubectl.env("KUBECONFIG", cluster.control_plane.kubeconfig_at("admin", server)).env("HOME", cluster.sandbox.dir());
-    kubectl.args(["get", "service", "kubernetes", "-o", "name"]);
+    let kubeconfig = cluster.control_plane.kubeconfig_at("admin", server);
+    let kubectl = cluster.control_plane.kubectl_command(&kubeconfig, &["get", "service", "kubernetes", "-o", "name"]);
     let output = run(cluster.sandbox, Placement::Hooked, kubectl, "", PATIENCE).success();
     assert_eq!(output.stdout, "service/kubernetes\n");
 }

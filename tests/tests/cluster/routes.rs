@@ -1,29 +1,15 @@
 //! Ways to the API server other than TCP: sockets of the machine, and HTTP proxies.
 
-use std::{path::PathBuf, process::Command};
+use std::path::PathBuf;
 
 use cproxy_tests::{
-    control_plane::ControlPlane,
-    manifest::write_text,
-    process::{Agent, Daemon, eventually},
+    process::{Agent, eventually},
     relay::Relay,
-    sandbox::{Placement, Sandbox},
+    sandbox::Sandbox,
 };
 use serde_json::{Value, json};
 
 use crate::fixture::{Cluster, PATIENCE};
-
-/// Starts `kubectl proxy` on a unix socket, with the agent's rights, and waits until it listens.
-fn start_kubectl_proxy(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, socket: &str) -> Daemon {
-    // A socket that another one has left is in the way.
-    std::fs::remove_file(socket).ok();
-    let mut command = Command::new(control_plane.binary("kubectl"));
-    command.env("KUBECONFIG", control_plane.agent_kubeconfig()).env("HOME", sandbox.dir());
-    command.arg("proxy").arg(format!("--unix-socket={socket}"));
-    let mut proxy = Daemon::spawn(sandbox, "kubectl-proxy", Placement::Unhooked, command);
-    proxy.wait_log("Starting to serve", PATIENCE);
-    proxy
-}
 
 #[test]
 fn a_unix_socket_leads_to_the_api_server_without_credentials_in_the_guest() {
@@ -34,7 +20,7 @@ fn a_unix_socket_leads_to_the_api_server_without_credentials_in_the_guest() {
     let mut agent = Agent::new(&sandbox).args(["--apiserver", &format!("unix://{socket}")]).spawn();
     let line = agent.wait_log("services at unix://", PATIENCE);
     assert!(line.contains("there is no such socket"), "{line}");
-    let mut proxy = start_kubectl_proxy(&sandbox, &cluster.control_plane, socket);
+    let mut proxy = cluster.control_plane.start_kubectl_proxy(socket);
     agent.wait_ready(PATIENCE);
     cluster.apply_service("web", "10.96.0.10", &["10.244.0.1"]);
     let web = "TCP 10.96.0.10:80 10.244.0.1:8080";
@@ -43,17 +29,15 @@ fn a_unix_socket_leads_to_the_api_server_without_credentials_in_the_guest() {
     proxy.kill();
     agent.wait_log("nothing listens on it", PATIENCE);
     cluster.assert_table(&[web]);
-    let _proxy = start_kubectl_proxy(&sandbox, &cluster.control_plane, socket);
+    let _proxy = cluster.control_plane.start_kubectl_proxy(socket);
     cluster.delete("Service", "web");
     cluster.expect(&[]);
 }
 
 /// The agent's kubeconfig with a proxy.
 fn kubeconfig_with_proxy(cluster: &Cluster<'_>, proxy: &str) -> PathBuf {
-    let text = std::fs::read_to_string(cluster.control_plane.agent_kubeconfig()).unwrap();
-    let mut config = serde_json::from_str::<Value>(&text).unwrap();
-    config["clusters"][0]["cluster"]["proxy-url"] = json!(proxy);
-    write_text(cluster.sandbox.dir(), "with-proxy", &config.to_string())
+    let change = |config: &mut Value| config["clusters"][0]["cluster"]["proxy-url"] = json!(proxy);
+    cluster.control_plane.agent_kubeconfig_with("with-proxy", change)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! where it is not.
 
 use std::{
-    fs, iter,
+    iter,
     net::{Ipv4Addr, SocketAddr},
     thread,
     time::{Duration, Instant},
@@ -13,7 +13,7 @@ use cproxy_tests::{
     audit::AuditLog,
     control_plane::{ADDRESS, NAME, PORT, role_binding},
     echo,
-    manifest::{Service, write_text},
+    manifest::Service,
     nameserver::{NameAnswer, Nameserver, program_with_nameserver},
     process::{Agent, RunningAgent, cproxy, cproxy_binary, eventually},
     relay::{Fault, Relay, RelayChange},
@@ -79,10 +79,9 @@ impl<'s> World<'s> {
     /// Starts an agent whose HTTP proxy is the relay. Such connections it checks every 20 s.
     fn start_behind_proxy(sandbox: &'s Sandbox) -> Self {
         Self::start_with(sandbox, Relay::start_proxy(sandbox, None), |cluster, relay| {
-            let text = fs::read_to_string(cluster.control_plane.agent_kubeconfig()).unwrap();
-            let mut config: Value = serde_json::from_str(&text).unwrap();
-            config["clusters"][0]["cluster"]["proxy-url"] = format!("http://{}", relay.address()).into();
-            Agent::new(sandbox).kubeconfig(write_text(sandbox.dir(), "behind-proxy", &config.to_string()))
+            Agent::new(sandbox).kubeconfig(cluster.control_plane.agent_kubeconfig_with("behind-proxy", |config| {
+                config["clusters"][0]["cluster"]["proxy-url"] = format!("http://{}", relay.address()).into();
+            }))
         })
     }
 

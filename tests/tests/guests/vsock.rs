@@ -5,7 +5,6 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
-    process::Command,
     thread,
 };
 
@@ -14,9 +13,8 @@ use cproxy_tests::{
     guest::{GuestImage, Kernel},
     manifest::http_service,
     outside::SECRETS,
-    process::Daemon,
     relay_server::RelayServer,
-    sandbox::{Placement, Sandbox},
+    sandbox::Sandbox,
 };
 use tokio::{net, runtime, sync::oneshot};
 
@@ -76,23 +74,13 @@ fn forwarder(socket: &Path) -> oneshot::Sender<()> {
     end
 }
 
-/// A proxy of the host with the agent's credentials, for connections to a guest's vsock.
-fn proxy(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, socket: &str) -> Daemon {
-    let mut command = Command::new(control_plane.binary("kubectl"));
-    command.env("KUBECONFIG", control_plane.kubeconfig_for("cproxy")).env("HOME", sandbox.dir());
-    command.arg("proxy").arg(format!("--unix-socket={socket}"));
-    let mut daemon = Daemon::spawn(sandbox, "kubectl-proxy", Placement::Unhooked, command);
-    daemon.wait_log("Starting to serve", PATIENCE);
-    daemon
-}
-
 #[test]
 fn an_agent_without_a_network_follows_the_api_server_through_vsock() {
     let sandbox = Sandbox::for_test();
     let control_plane = ControlPlane::start(&sandbox);
     let image = guest(&sandbox, WORKLOAD).with_vsock();
     let socket = image.vsock_socket(PORT).display().to_string();
-    let mut first_proxy = proxy(&sandbox, &control_plane, &socket);
+    let mut first_proxy = control_plane.start_kubectl_proxy(&socket);
     let mut guest = image.start();
     guest.wait_line("workload: the table is complete", PATIENCE);
 
@@ -132,7 +120,7 @@ fn the_host_reads_metrics_and_health_checks_through_vsock() {
     let image = guest(&sandbox, WAITING).with_vsock();
     let image = image.parameter("cproxy.metrics-bind-address=vsock://4294967295:10249");
     let image = image.parameter("cproxy.healthz-bind-address=vsock://4294967295:10256");
-    let _proxy = proxy(&sandbox, &control_plane, &image.vsock_socket(PORT).display().to_string());
+    let _proxy = control_plane.start_kubectl_proxy(&image.vsock_socket(PORT).display().to_string());
     let entrance = image.vsock_entrance();
     let mut guest = image.start();
     guest.wait_line("workload: the table is complete", PATIENCE);

@@ -346,9 +346,7 @@ fn a_token_file_that_is_no_file_is_named_and_the_last_token_stays() {
     // Each watch ends at once, so that the file is read again and again.
     let api = Api::serve(&sandbox, |target| if is_watch(target) { Reply::chunks([]) } else { well(target) });
     let token = write_text(sandbox.dir(), "token", "secret");
-    let kubeconfig = api.kubeconfig(&sandbox);
-    let text = fs::read_to_string(&kubeconfig).unwrap().replace("\"user\":{}", "\"user\":{\"tokenFile\":\"token\"}");
-    fs::write(&kubeconfig, text).unwrap();
+    let kubeconfig = api.kubeconfig_of(&sandbox, json!({"tokenFile": "token"}));
     let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--pod-ip", "10.244.0.9"]).spawn();
     assert_serves(&sandbox, &mut agent);
     // Renamed: there is no moment without a file, which the agent would name as well.

@@ -24,6 +24,7 @@ use cproxy_tests::{
     world::{counter, rows, start_agent},
 };
 use rustix::process::Signal;
+use serde_json::json;
 
 const SYNC: Duration = Duration::from_secs(30);
 const VIP: &str = "10.96.0.10";
@@ -124,10 +125,9 @@ fn a_unix_socket_as_the_api_server_takes_one_more_capability() {
 }
 
 fn write_exec_kubeconfig(directory: &Path) -> std::path::PathBuf {
-    let kubeconfig = manifest::write_kubeconfig(directory, "https://192.0.2.1");
-    let exec = "exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: 'false'}";
-    let text = fs::read_to_string(&kubeconfig).unwrap().replace("token: t", exec);
-    manifest::write_text(directory, "kubeconfig", &text)
+    let exec = json!({"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": "false"});
+    let config = manifest::kubeconfig(json!({"server": "https://192.0.2.1"}), json!({"exec": exec}));
+    manifest::write_text(directory, "kubeconfig", &config.to_string())
 }
 
 #[test]

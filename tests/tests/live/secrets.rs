@@ -1,8 +1,8 @@
 //! Secrets of the agent that a server or an exec plugin repeats: none reaches what is logged or shown.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call or a missing field is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use cproxy_tests::{
@@ -11,21 +11,13 @@ use cproxy_tests::{
     process::{Agent, RunningAgent, cproxy, eventually},
     sandbox::Sandbox,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const TOKEN: &str = "k8s-aws-v1.aHR0cHM6Ly9zdHMuZXUtd2VzdC0xLmFtYXpvbmF3cy5jb20v";
 const PASSWORD: &str = "correct horse battery";
 /// End of each message.
 const WORDS: &str = ", you see";
-
-/// A kubeconfig of this API server with these credentials.
-fn kubeconfig(sandbox: &Sandbox, api: &Api, user: Value) -> PathBuf {
-    let plain = fs::read_to_string(api.kubeconfig(sandbox)).unwrap();
-    let mut config: Value = serde_json::from_str(&plain).unwrap();
-    config["users"][0]["user"] = user;
-    write_text(sandbox.dir(), "kubeconfig-with-secrets", &config.to_string())
-}
 
 /// An API server that refuses every request with this message.
 fn refusing(sandbox: &Sandbox, message: &str) -> Api {
@@ -70,7 +62,7 @@ fn a_server_that_repeats_the_token_in_any_encoding_does_not_reach_the_log() {
     let sandbox = Sandbox::for_test();
     let message = format!("not for Bearer {TOKEN}; {encoded}; {}, you see", &TOKEN[..30]);
     let api = refusing(&sandbox, &message);
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, json!({"token": TOKEN}))).spawn();
+    let mut agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig_of(&sandbox, json!({"token": TOKEN}))).spawn();
     let shown = shown(&sandbox, &mut agent);
     assert!(agent.log().contains("(removed)"), "{}", agent.tail());
     assert_no_secret(&shown, &[&TOKEN[..30], &TOKEN[30..], &encoded[20..60]]);
@@ -82,7 +74,7 @@ fn a_server_that_repeats_a_password_does_not_reach_the_log() {
     let sandbox = Sandbox::for_test();
     let api = refusing(&sandbox, &format!("Basic {encoded} is {PASSWORD}, you see"));
     let user = json!({"username": "admin", "password": PASSWORD});
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, user)).spawn();
+    let mut agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig_of(&sandbox, user)).spawn();
     let shown = shown(&sandbox, &mut agent);
     assert_no_secret(&shown, &[PASSWORD, &encoded]);
 }
@@ -98,7 +90,7 @@ fn an_exec_plugin_that_prints_what_it_was_given_does_not_reach_the_log() {
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
     let exec = json!({"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": plugin,
                       "env": [{"name": "SECRET", "value": PASSWORD}]});
-    let mut agent = Agent::new(&sandbox).kubeconfig(kubeconfig(&sandbox, &api, json!({"exec": exec}))).spawn();
+    let mut agent = Agent::new(&sandbox).kubeconfig(api.kubeconfig_of(&sandbox, json!({"exec": exec}))).spawn();
     let shown = shown(&sandbox, &mut agent);
     eventually(PATIENCE, "the plugin is named", || {
         let log = agent.log();

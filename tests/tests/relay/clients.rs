@@ -75,15 +75,8 @@ fn client_go_holds_what_the_api_server_holds_and_moves_without_a_list() {
 
 /// Runs kubectl at a kubeconfig's server.
 fn kubectl(cluster: &Cluster<'_>, kubeconfig: &Path, args: &[&str]) -> Output {
-    let command = kubectl_command(cluster, kubeconfig, args);
+    let command = cluster.control_plane.kubectl_command(kubeconfig, args);
     run(cluster.sandbox, Placement::Unhooked, command, "", PATIENCE)
-}
-
-fn kubectl_command(cluster: &Cluster<'_>, kubeconfig: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(cluster.control_plane.binary("kubectl"));
-    // Discovery is kept by server.
-    command.env("HOME", cluster.sandbox.dir()).arg("--kubeconfig").arg(kubeconfig).args(args);
-    command
 }
 
 #[test]
@@ -123,8 +116,8 @@ fn kubectl_gets_and_watches() {
     assert_eq!(resources, BTreeSet::from(["services", "nodes", "endpointslices.discovery.k8s.io"]));
 
     let args = ["get", "services", "-n", "team", "-w", "-o", "name"];
-    let mut watching =
-        Daemon::spawn(&sandbox, "kubectl", Placement::Unhooked, kubectl_command(cluster, &at_relay, &args));
+    let watch = cluster.control_plane.kubectl_command(&at_relay, &args);
+    let mut watching = Daemon::spawn(&sandbox, "kubectl", Placement::Unhooked, watch);
     watching.wait_log("service/web", PATIENCE);
     cluster.create(&service("team", "late"));
     watching.wait_log("service/late", PATIENCE);
