@@ -6,10 +6,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
+    time::Duration,
 };
 
 use crate::{
     echo, http,
+    process::eventually,
     sandbox::Sandbox,
     server::{Server, Signals},
 };
@@ -124,6 +126,17 @@ impl Relay {
     /// The number of open connections.
     pub fn open_count(&self) -> usize {
         lock(&self.connections).open.len()
+    }
+
+    /// Waits until this many connections are open.
+    ///
+    /// # Panics
+    /// After `timeout`.
+    pub fn wait_for_connections(&self, count: usize, timeout: Duration) {
+        eventually(timeout, format_args!("{count} connections are open"), || match self.open_count() {
+            open if open == count => Ok(()),
+            open => Err(open),
+        });
     }
 
     /// Bytes from servers that a fault has lost so far.

@@ -137,10 +137,7 @@ fn renewed_certificates_and_authorities_are_used_without_a_gap_and_without_a_lis
         let line = agent.wait_log("the present connection to the API server stays for now", PATIENCE);
         assert!(line.contains("WARN") && line.contains("is signed by no certificate of"), "{line}");
         // The relay closes the refused one a moment later.
-        eventually(PATIENCE, "there is one connection", || match vm.relay.open_count() {
-            1 => Ok(()),
-            open => Err(open),
-        });
+        vm.relay.wait_for_connections(1, PATIENCE);
         vm.expect_another(false);
         vm.write("ca.crt", &control_plane.ca_pem());
         vm.expect_another(true);

@@ -72,14 +72,6 @@ impl<'s> Servers<'s> {
     }
 }
 
-/// Waits until the agent has this many connections through the relay.
-fn wait_for_connections(relay: &Relay, count: usize, limit: Duration) {
-    eventually(limit, format!("there are {count} connections"), || match relay.open_count() {
-        open if open == count => Ok(()),
-        open => Err(open),
-    });
-}
-
 #[test]
 fn another_api_server_goes_on_where_one_was_killed() {
     let sandbox = Sandbox::for_test();
@@ -112,7 +104,7 @@ fn another_api_server_goes_on_where_one_was_killed() {
         servers.cluster.control_plane.kill_api_server();
         let start = Instant::now();
         // Over HTTP/1.1 each watch has a connection of its own.
-        wait_for_connections(&servers.relays[1], 3, FAILOVER_MAX);
+        servers.relays[1].wait_for_connections(3, FAILOVER_MAX);
         println!("the second API server is followed after {:?}", start.elapsed());
         let second = servers.relays[1].address();
         agent.wait_log(&format!("INFO connected to another API server, at https://{second}"), PATIENCE);
@@ -127,7 +119,7 @@ fn another_api_server_goes_on_where_one_was_killed() {
         // A server that has just failed is better than none.
         servers.cluster.start_api_server();
         servers.kill_second();
-        wait_for_connections(&servers.relays[0], 1, FAILOVER_MAX);
+        servers.relays[0].wait_for_connections(1, FAILOVER_MAX);
         servers.cluster.delete("Service", "new");
         servers.cluster.expect(&[web]);
 
@@ -154,14 +146,14 @@ pub(crate) fn assert_return() {
     servers.cluster.expect(&[web]);
     servers.cluster.control_plane.kill_api_server();
     let failed = Instant::now();
-    wait_for_connections(&servers.relays[1], 2, FAILOVER_MAX);
+    servers.relays[1].wait_for_connections(2, FAILOVER_MAX);
     servers.cluster.start_api_server();
     servers.cluster.expect(&[web]);
     let lists = servers.list_count();
 
-    wait_for_connections(&servers.relays[0], 1, RETURN_MAX);
+    servers.relays[0].wait_for_connections(1, RETURN_MAX);
     assert!(failed.elapsed() > Duration::from_secs(60), "too early: {:?}", failed.elapsed());
-    wait_for_connections(&servers.relays[1], 0, PATIENCE);
+    servers.relays[1].wait_for_connections(0, PATIENCE);
     servers.kill_second();
     servers.cluster.delete("Service", "web");
     servers.cluster.expect(&[]);

@@ -69,13 +69,6 @@ impl<'s> Restored<'s> {
         counter(self.cluster.sandbox, "hook_checks")
     }
 
-    fn expect_one_connection(&self) {
-        eventually(PATIENCE, "old connections have ended", || match self.relay.open_count() {
-            1 => Ok(()),
-            open => Err(open),
-        });
-    }
-
     fn has_old_table(&self) -> bool {
         rows::in_kernel(self.cluster.sandbox).iter().any(|row| row.to_string() == "TCP 10.96.0.11:80 10.244.0.2:8080")
     }
@@ -83,10 +76,6 @@ impl<'s> Restored<'s> {
     /// Waits for the change. Returns the time that this took.
     fn expect_change(&self) -> Duration {
         self.cluster.expect_soon(&[STAYS, "TCP 10.96.0.11:80 10.244.0.3:8080"])
-    }
-
-    fn is_ready(&self) -> bool {
-        self.cluster.sandbox.run_dir().join("ready").exists()
     }
 
     /// Checks that the agent is the same one and has listed nothing anew.
@@ -105,10 +94,10 @@ fn a_reseeded_agent_connects_anew_and_is_ready_once_its_table_is_compared() {
     let mut restored = Restored::start(&sandbox);
     echo::while_a_client_connects("10.96.0.10:80", "10.244.0.1:8080", || {
         restored.change_unseen();
-        assert!(restored.is_ready());
+        assert!(restored.agent.is_ready());
         for _ in 0..2 {
             cproxy(&sandbox, &["reseed"]).success();
-            assert!(!restored.is_ready());
+            assert!(!restored.agent.is_ready());
         }
         let wait = cproxy(&sandbox, &["wait", "--timeout", "0"]);
         assert!(wait.stderr.contains("has not compared its table since the VM was restored"), "{}", wait.stderr);
@@ -119,7 +108,7 @@ fn a_reseeded_agent_connects_anew_and_is_ready_once_its_table_is_compared() {
         println!("the table was right after {took:?}");
         assert!(took < UNNOTICED, "{took:?}");
         let start = Instant::now();
-        eventually(PATIENCE, "the agent is ready", || if restored.is_ready() { Ok(()) } else { Err("not yet") });
+        eventually(PATIENCE, "the agent is ready", || if restored.agent.is_ready() { Ok(()) } else { Err("not yet") });
         println!("the agent was ready {:?} later", start.elapsed());
         restored.agent.wait_log("ready again after", PATIENCE);
     });
@@ -127,11 +116,11 @@ fn a_reseeded_agent_connects_anew_and_is_ready_once_its_table_is_compared() {
 
     // The next one is like the first, with a connection that is alive.
     cproxy(&sandbox, &["reseed"]).success();
-    eventually(PATIENCE, "the agent is ready", || if restored.is_ready() { Ok(()) } else { Err("not yet") });
+    eventually(PATIENCE, "the agent is ready", || if restored.agent.is_ready() { Ok(()) } else { Err("not yet") });
     restored.cluster.delete("Service", "moves");
     restored.cluster.expect(&[STAYS]);
     restored.assert_resumed();
-    restored.expect_one_connection();
+    restored.relay.wait_for_connections(1, PATIENCE);
 }
 
 #[test]
@@ -147,11 +136,11 @@ fn a_dead_connection_is_noticed_when_the_network_changes() {
     println!("the table was right after {took:?}");
     assert!(took < UNNOTICED, "{took:?}");
     restored.agent.wait_log("the network has changed, perhaps after a restore of the VM", PATIENCE);
-    assert!(restored.is_ready(), "it may have been no restore");
+    assert!(restored.agent.is_ready(), "it may have been no restore");
     restored.assert_resumed();
 
     // A connection that is alive stays. What the agent sees of the deletion comes after the answer to its PING.
-    restored.expect_one_connection();
+    restored.relay.wait_for_connections(1, PATIENCE);
     restored.expect_look(looks);
     let (history, looks) = (restored.relay.history(), restored.looks());
     sandbox.add_address("10.244.9.10");

@@ -2,11 +2,7 @@
 
 use std::path::PathBuf;
 
-use cproxy_tests::{
-    process::{Agent, eventually},
-    relay::Relay,
-    sandbox::Sandbox,
-};
+use cproxy_tests::{process::Agent, relay::Relay, sandbox::Sandbox};
 use serde_json::{Value, json};
 
 use crate::fixture::{Cluster, PATIENCE};
@@ -53,7 +49,7 @@ fn an_http_proxy_of_the_kubeconfig_is_used_with_its_password() {
         cluster.expect(&[]);
         assert_eq!(relay.open_count(), 1, "one connection through the proxy");
         assert!(agent.stop().success());
-        eventually(PATIENCE, "the tunnel has ended", || if relay.open_count() == 0 { Ok(()) } else { Err("not yet") });
+        relay.wait_for_connections(0, PATIENCE);
     }
 
     let url = format!("http://user:wrong-word@{}", closed.address());
