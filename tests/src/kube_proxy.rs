@@ -1,20 +1,67 @@
-//! The real kube-proxy in nftables mode, inside the sandbox.
+//! The real kube-proxy in nftables mode, inside the sandbox, and its rules.
 
-use std::{path::Path, process::Command};
+use std::{path::Path, process::Command, time::Duration};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     control_plane::{ControlPlane, NODE},
     manifest::write_text,
-    process::Daemon,
+    process::{Daemon, Output, run},
     sandbox::{Placement, Sandbox},
 };
 
-/// Starts kube-proxy with this kubeconfig. It has no effect beyond the sandbox: all sysctls stay as they are, and
-/// sockets are in its network namespace.
-pub fn spawn(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, kubeconfig: &Path) -> Daemon {
-    let configuration = json!({
+/// Limit on a run of `nft`, which takes long with many rules.
+const NFT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A running kube-proxy. It has no effect beyond the sandbox: all sysctls stay as they are, and sockets are in its
+/// network namespace. It ends when this value is dropped, and its rules stay.
+#[derive(Debug)]
+pub struct KubeProxy<'s> {
+    sandbox: &'s Sandbox,
+    daemon: Daemon,
+}
+
+impl<'s> KubeProxy<'s> {
+    /// Starts kube-proxy, and waits for nothing.
+    pub fn spawn(sandbox: &'s Sandbox, control_plane: &ControlPlane<'_>) -> Self {
+        Self::spawn_with(sandbox, control_plane, &control_plane.kubeconfig_for("system:kube-proxy"))
+    }
+
+    /// Like [`KubeProxy::spawn`], with this kubeconfig.
+    pub fn spawn_with(sandbox: &'s Sandbox, control_plane: &ControlPlane<'_>, kubeconfig: &Path) -> Self {
+        let mut command = Command::new(control_plane.binary("kube-proxy"));
+        let configuration = configuration(kubeconfig).to_string();
+        command.arg("--config").arg(write_text(sandbox.dir(), "kube-proxy.config", &configuration));
+        Self { sandbox, daemon: Daemon::spawn(sandbox, "kube-proxy", Placement::Unhooked, command) }
+    }
+
+    /// Waits until `wanted` finds something in the rules, as `nft --json` lists them. Returns that.
+    ///
+    /// # Panics
+    /// After `timeout`, or at once when kube-proxy has ended.
+    pub fn wait_rules<T>(&mut self, timeout: Duration, mut wanted: impl FnMut(&Value) -> Option<T>) -> T {
+        self.daemon.wait_until(timeout, "kube-proxy's rules are as wanted", |_| {
+            let rules = nft(self.sandbox, &["--json", "--stateless", "list", "ruleset"], "").json();
+            wanted(&rules).ok_or("not yet")
+        })
+    }
+
+    /// Ends it.
+    pub fn stop(&mut self) {
+        self.daemon.stop();
+    }
+}
+
+/// Runs `nft` in the sandbox.
+pub fn nft(sandbox: &Sandbox, args: &[&str], input: &str) -> Output {
+    let mut command = Command::new("nft");
+    command.args(args);
+    run(sandbox, Placement::Unhooked, command, input, NFT_TIMEOUT).success()
+}
+
+fn configuration(kubeconfig: &Path) -> Value {
+    json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clientConnection": {"kubeconfig": kubeconfig},
@@ -30,8 +77,5 @@ pub fn spawn(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, kubeconfig: &P
         "metricsBindAddress": "127.0.0.1:10249",
         "oomScoreAdj": 0,
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-    });
-    let mut command = Command::new(control_plane.binary("kube-proxy"));
-    command.arg("--config").arg(write_text(sandbox.dir(), "kube-proxy.config", &configuration.to_string()));
-    Daemon::spawn(sandbox, "kube-proxy", Placement::Unhooked, command)
+    })
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cproxy_tests::{
     control_plane::{ControlPlane, NODE},
+    kube_proxy::KubeProxy,
     manifest,
     process::{Agent, RunningAgent, cproxy},
     relay_server::{RelayServer, RunningRelay},
@@ -15,7 +16,6 @@ use crate::{
     api::Objects,
     frontends::{Frontend, Outcome, Rows, rows},
     marker::Marker,
-    proxy::KubeProxy,
     ruleset::Ruleset,
     walk,
 };
@@ -77,7 +77,7 @@ impl<'s> Cluster<'s> {
         let marker = Marker::FIRST;
         control_plane.apply(marker.objects());
         let objects = Objects::new(&control_plane);
-        let kube_proxy = KubeProxy::start(sandbox, &control_plane);
+        let kube_proxy = KubeProxy::spawn(sandbox, &control_plane);
         let relay = start_relay(&control_plane);
         let server = if relay.is_some() { format!("http://{RELAY}") } else { control_plane.server_url() };
         let kubeconfig = control_plane.kubeconfig_at("cproxy", &server);
@@ -92,7 +92,9 @@ impl<'s> Cluster<'s> {
     /// zone afterwards.
     pub(crate) fn restart_kube_proxy(&mut self, zone: Option<&str>) {
         self.objects.set_zone(None);
-        self.kube_proxy.restart(&self.control_plane);
+        self.kube_proxy.stop();
+        // It takes over the rules and no other state.
+        self.kube_proxy = KubeProxy::spawn(self.sandbox, &self.control_plane);
         self.synchronise(None);
         self.objects.set_zone(zone);
     }
@@ -114,7 +116,7 @@ impl<'s> Cluster<'s> {
         self.marker = self.marker.next();
         self.marker.objects().iter().for_each(|object| self.objects.replace(object).unwrap());
         let expected = self.marker.expected(zone);
-        let kube_proxy = self.kube_proxy.wait_ruleset(PATIENCE, |ruleset| {
+        let kube_proxy = Ruleset::wait(&mut self.kube_proxy, |ruleset| {
             let frontends = walk::frontends(ruleset);
             let has_arrived = |(frontend, outcome): &(Frontend, Outcome)| {
                 frontends.contains(frontend) && walk::outcome(ruleset, frontend).as_ref() == Some(outcome)

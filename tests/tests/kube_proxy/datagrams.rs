@@ -14,6 +14,7 @@ use std::{
 use cproxy_tests::{
     control_plane::{ControlPlane, NODE},
     echo,
+    kube_proxy::KubeProxy,
     manifest::{self, Endpoint, Service},
     process::{Agent, cproxy_binary, eventually},
     sandbox::{Netns, Sandbox},
@@ -25,7 +26,6 @@ use serde_json::{Value, json};
 use crate::{
     cluster::{NODE_IPS, PATIENCE, add_node},
     frontends::{Frontend, Outcome},
-    proxy::KubeProxy,
     ruleset::Ruleset,
     walk,
 };
@@ -230,7 +230,7 @@ fn wait_for_rules(kube_proxy: &mut KubeProxy<'_>) {
         cluster_ip(number).addresses().map(|ip| Frontend { protocol: protocol.to_owned(), address: (ip, PORT).into() })
     };
     let expected = [(EMPTY, "UDP", Outcome::Refuse), (ELSEWHERE, "UDP", Outcome::Drop)];
-    kube_proxy.wait_ruleset(PATIENCE, |ruleset| {
+    Ruleset::wait(kube_proxy, |ruleset| {
         let has = |(number, protocol, wanted): &(u8, &str, Outcome)| {
             at(*number, protocol).iter().all(|frontend| walk::outcome(ruleset, frontend).as_ref() == Some(wanted))
         };
@@ -281,7 +281,7 @@ fn a_connected_socket_follows_its_service_behind_kube_proxy_and_is_closed_by_cpr
     let mut control_plane = ControlPlane::shared(&sandbox);
     add_node(&control_plane);
     let pod_netns = start_pod(&sandbox);
-    let mut kube_proxy = KubeProxy::start(&sandbox, &control_plane);
+    let mut kube_proxy = KubeProxy::spawn(&sandbox, &control_plane);
     let leads_to = |ruleset: &Ruleset, number: u8| {
         cluster_ip(MOVES).addresses().into_iter().zip(pod(number).addresses()).all(|(ip, backend)| {
             let frontend = Frontend { protocol: "UDP".to_owned(), address: (ip, PORT).into() };
@@ -292,7 +292,7 @@ fn a_connected_socket_follows_its_service_behind_kube_proxy_and_is_closed_by_cpr
     };
     for form in Form::ALL {
         control_plane.apply(moving(1));
-        kube_proxy.wait_ruleset(PATIENCE, |ruleset| leads_to(ruleset, 1));
+        Ruleset::wait(&mut kube_proxy, |ruleset| leads_to(ruleset, 1));
         let met = pod_netns.run(|| meet_replacement(form, || control_plane.apply(moving(2))));
         assert_eq!(met, ["pod-1", "pod-2", "pod-2"], "{form:?}, behind kube-proxy");
     }
@@ -320,7 +320,7 @@ fn refused_datagram_sockets_are_as_behind_kube_proxy() {
     add_node(&control_plane);
     control_plane.apply(objects());
     let pod = start_pod(&sandbox);
-    let mut kube_proxy = KubeProxy::start(&sandbox, &control_plane);
+    let mut kube_proxy = KubeProxy::spawn(&sandbox, &control_plane);
     wait_for_rules(&mut kube_proxy);
     let scheduler = SocketAddr::new(cluster_ip(TCP_ONLY).v4.into(), PORT);
     let announced = || pod.run(|| [ray(scheduler), dask(scheduler)]);

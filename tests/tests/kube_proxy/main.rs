@@ -24,7 +24,6 @@ mod datagrams;
 mod declared;
 mod frontends;
 mod marker;
-mod proxy;
 mod ruleset;
 mod services;
 mod slices;

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use cproxy_tests::kube_proxy::KubeProxy;
 use serde_json::Value;
+
+use crate::cluster::PATIENCE;
 
 /// The name of kube-proxy's table, one in each family.
 const TABLE: &str = "kube-proxy";
@@ -31,7 +34,7 @@ pub(crate) struct Set {
 }
 
 impl Ruleset {
-    pub(crate) fn parse(json: &Value) -> Self {
+    fn parse(json: &Value) -> Self {
         let mut ruleset = Self::default();
         for object in json["nftables"].as_array().expect("nft prints an array") {
             let (kind, object) = named(object);
@@ -40,6 +43,11 @@ impl Ruleset {
             }
         }
         ruleset
+    }
+
+    /// Waits until kube-proxy's rules satisfy `is_wanted` and returns them.
+    pub(crate) fn wait(kube_proxy: &mut KubeProxy<'_>, is_wanted: impl Fn(&Self) -> bool) -> Self {
+        kube_proxy.wait_rules(PATIENCE, |rules| Some(Self::parse(rules)).filter(&is_wanted))
     }
 
     /// The table of an address's family, if kube-proxy has written it already.

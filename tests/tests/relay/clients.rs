@@ -1,12 +1,12 @@
 //! Real clients, unchanged: client-go, kubectl and kube-proxy.
 
-use std::{collections::BTreeSet, net::SocketAddr, path::Path, process::Command, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, path::Path};
 
 use cproxy_tests::{
     control_plane::{ADDRESS, NODE, PORT},
-    kube_proxy,
+    kube_proxy::{KubeProxy, nft},
     manifest::Slice,
-    process::{Daemon, Output, eventually, run},
+    process::{Daemon, Output, run},
     sandbox::{Placement, Sandbox},
 };
 use serde_json::{Value, json};
@@ -124,10 +124,7 @@ fn kubectl_gets_and_watches() {
 }
 
 /// kube-proxy's rules in a fixed order, without handles.
-fn rules(sandbox: &Sandbox) -> BTreeSet<String> {
-    let mut command = Command::new("nft");
-    command.args(["--json", "--stateless", "list", "ruleset"]);
-    let ruleset = run(sandbox, Placement::Unhooked, command, "", PATIENCE).json();
+fn canonical(ruleset: &Value) -> BTreeSet<String> {
     let canonical = |object: &Value| {
         let mut object = object.clone();
         let parts = object.as_object_mut().unwrap().values_mut();
@@ -155,30 +152,20 @@ fn kube_proxy_writes_the_same_rules() {
     ];
     let has = |rules: &BTreeSet<String>, text: &str| rules.iter().any(|line| line.contains(text));
     let [relayed, direct] = [at_relay, at_api].map(|kubeconfig| {
-        let mut proxy = kube_proxy::spawn(&sandbox, &cluster.control_plane, &kubeconfig);
-        let wait = |proxy: &mut Daemon, text: &str| {
-            proxy.wait_until(PATIENCE, "the rules have the Service", |_| {
-                let rules = rules(&sandbox);
-                if has(&rules, text) { Ok(rules) } else { Err("not there yet") }
-            })
+        let mut proxy = KubeProxy::spawn_with(&sandbox, &cluster.control_plane, &kubeconfig);
+        let mut wait = |is_wanted: &dyn Fn(&BTreeSet<String>) -> bool| {
+            proxy.wait_rules(PATIENCE, |ruleset| Some(canonical(ruleset)).filter(is_wanted))
         };
-        wait(&mut proxy, "10.244.0.3");
+        wait(&|rules| has(rules, "10.244.0.3"));
         // It follows changes, and is then as with the first objects again.
         let slice = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/web-ipv4";
         cluster.patch(slice, &json!({"endpoints": [{"addresses": ["10.244.0.9"], "conditions": {"ready": true}}]}));
-        wait(&mut proxy, "10.244.0.9");
+        wait(&|rules| has(rules, "10.244.0.9"));
         cluster.patch(slice, &json!({"endpoints": [{"addresses": ["10.244.0.3"], "conditions": {"ready": true}}]}));
-        let rules = eventually(PATIENCE, "the rules have the first endpoint alone", || {
-            let rules = rules(&sandbox);
-            // It writes each family for itself.
-            let has_both = has(&rules, "10.244.0.3") && has(&rules, "fd00:10:96::");
-            let is_settled = has_both && !has(&rules, "10.244.0.9");
-            if is_settled { Ok(rules) } else { Err("not there yet") }
-        });
+        // It writes each family for itself.
+        let rules = wait(&|rules| has(rules, "10.244.0.3") && has(rules, "fd00:10:96::") && !has(rules, "10.244.0.9"));
         proxy.stop();
-        let mut flush = Command::new("nft");
-        flush.args(["flush", "ruleset"]);
-        run(&sandbox, Placement::Unhooked, flush, "", Duration::from_secs(10)).success();
+        nft(&sandbox, &["flush", "ruleset"], "");
         rules
     });
     // The relay has no ServiceCIDRs, from which kube-proxy knows the ranges of these rules.

@@ -5,7 +5,6 @@ use std::{
     net::IpAddr,
     ops::Range,
     path::PathBuf,
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -14,9 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use cproxy_benches::{node, subject};
 use cproxy_tests::{
     control_plane::{ADDRESS, ControlPlane, PORT, role_binding},
+    kube_proxy::nft,
     population::Shape,
-    process::run,
-    sandbox::{NEIGHBOURS_CIDR, Placement, Sandbox},
+    sandbox::{NEIGHBOURS_CIDR, Sandbox},
     usage::{Memory, cpu_time, forget_peak},
     writer::Writer,
 };
@@ -198,7 +197,7 @@ impl<'s> Place<'s> {
     }
 
     fn accepted(&self) -> Result<u64> {
-        packets(&nft(self.sandbox, &["--json", "list", "counter", "ip", "fanout", "accepted"], ""))
+        packets(&nft(self.sandbox, &["--json", "list", "counter", "ip", "fanout", "accepted"], "").stdout)
             .context("no counter of connections")
     }
 }
@@ -237,12 +236,6 @@ fn count_connections(sandbox: &Sandbox) {
          }}\n"
     );
     nft(sandbox, &["-f", "-"], &rules);
-}
-
-fn nft(sandbox: &Sandbox, args: &[&str], input: &str) -> String {
-    let mut command = Command::new("nft");
-    command.args(args);
-    run(sandbox, Placement::Unhooked, command, input, TIMEOUT).success().stdout
 }
 
 /// Packets of the only counter in the output of `nft --json`.

@@ -5,13 +5,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use cproxy_tests::{
     control_plane::{ADDRESS, NODE, PORT},
+    kube_proxy::nft,
     population::Shape,
     process::{Agent, cproxy},
     usage::cpu_time,
 };
 use serde_json::Value;
 
-use crate::{place::Place, storms::nft};
+use crate::place::Place;
 
 /// Limit on a start, longer than any takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -100,8 +101,7 @@ fn count_bytes(place: &Place<'_>) {
 }
 
 fn sent_bytes(place: &Place<'_>, port: &str) -> Result<u64> {
-    let output = nft(place.sandbox, &["--json", "list", "counter", "ip", "starts", &format!("of_{port}")], "");
-    let output: Value = serde_json::from_str(&output).context("reading a counter")?;
+    let output = nft(place.sandbox, &["--json", "list", "counter", "ip", "starts", &format!("of_{port}")], "").json();
     let items = output.get("nftables").and_then(Value::as_array).context("no counters")?;
     items.iter().find_map(|item| item.pointer("/counter/bytes")?.as_u64()).context("no counter of bytes")
 }

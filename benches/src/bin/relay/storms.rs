@@ -1,7 +1,6 @@
 //! Many clients that arrive or come back at once, and clients that do not read.
 
 use std::{
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -10,9 +9,9 @@ use anyhow::{Context as _, Result};
 use cproxy_benches::summary::Summary;
 use cproxy_tests::{
     control_plane::{ADDRESS_V6, PORT},
-    process::run,
+    kube_proxy::nft,
     relay_server::RunningRelay,
-    sandbox::{Placement, Sandbox},
+    sandbox::Sandbox,
     usage::{Memory, cpu_time},
 };
 
@@ -35,9 +34,6 @@ const CHANGES_PER_S: u32 = 1;
 /// Slow clients, and normal ones beside them.
 const SLOW: u32 = 1_000;
 const BESIDE_SLOW: u32 = 2_000;
-
-/// Limit on a run of `nft`.
-const NFT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Storm, and how clients and relay got over it.
 #[derive(Debug)]
@@ -274,11 +270,4 @@ fn cut_off(sandbox: &Sandbox) {
 
 fn reconnect(sandbox: &Sandbox) {
     nft(sandbox, &["delete", "table", "ip6", "cut"], "");
-}
-
-/// Runs `nft` in the sandbox.
-pub(crate) fn nft(sandbox: &Sandbox, args: &[&str], input: &str) -> String {
-    let mut command = Command::new("nft");
-    command.args(args);
-    run(sandbox, Placement::Unhooked, command, input, NFT_TIMEOUT).success().stdout
 }
