@@ -34,7 +34,7 @@ use crate::{
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Limit on a run of the program under test, on a machine where many others run.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
+pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Number of log lines that a failed test shows.
 const TAIL_LINES: usize = 40;
@@ -309,9 +309,14 @@ pub fn other_cproxy<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S
     run_program(sandbox, binary, args, "")
 }
 
+/// The command of [`cproxy`].
+pub fn cproxy_command<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S]) -> Command {
+    command_in(sandbox, &cproxy_binary(), args)
+}
+
 /// Like [`cproxy`], with another variable in its environment.
 pub fn cproxy_with_variable<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S], (name, value): (&str, &str)) -> Output {
-    let mut command = command_in(sandbox, &cproxy_binary(), args);
+    let mut command = cproxy_command(sandbox, args);
     command.env(name, value);
     run(sandbox, Placement::Hooked, command, "", COMMAND_TIMEOUT)
 }

@@ -11,8 +11,8 @@ use std::{
 
 use crate::{
     http,
-    process::Signal,
-    program::{Program, Running, Settings},
+    process::{COMMAND_TIMEOUT, Output, Signal, run},
+    program::{Program, Running, Settings, without_settings},
     sandbox::{Placement, Sandbox},
 };
 
@@ -27,6 +27,13 @@ pub fn relay_binary() -> PathBuf {
     std::env::var_os("CPROXY_RELAY_BIN").map(PathBuf::from).expect(
         "CPROXY_RELAY_BIN is not set: build the relay with `cargo xtask build` and set it to target/dist/cproxy-relay",
     )
+}
+
+/// Runs the relay's program with `args` to its end.
+pub fn cproxy_relay<S: AsRef<OsStr>>(sandbox: &Sandbox, args: impl IntoIterator<Item = S>) -> Output {
+    let mut command = without_settings(relay_binary());
+    command.args(args);
+    run(sandbox, Placement::Unhooked, command, "", COMMAND_TIMEOUT)
 }
 
 /// Arguments and environment of `cproxy-relay run`. The relay is outside the sandbox's cgroup.

@@ -14,7 +14,7 @@ use cproxy_datapath::bpf::PinDir;
 use cproxy_tests::{
     UNMOUNT_CGROUP2,
     manifest::{self, Service, Slice, http_service},
-    process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
+    process::{Agent, Output, cproxy, cproxy_binary, cproxy_with_variable, eventually, run},
     sandbox::{Placement, Sandbox},
 };
 use serde_json::{Value, json};
@@ -78,9 +78,7 @@ fn credentials_in_an_address_are_neither_used_nor_repeated() {
         }
     }
     let settings = manifest::write_text(sandbox.dir(), "settings", "apiserver = https://user:hidden@10.0.0.1\n");
-    let mut command = Command::new(cproxy_binary());
-    command.arg("run").env("CPROXY_CONFIG", settings).env("CPROXY_RUN_DIR", sandbox.run_dir());
-    let output = run(&sandbox, Placement::Hooked, command, "", SYNC);
+    let output = cproxy_with_variable(&sandbox, &["run"], ("CPROXY_CONFIG", settings.to_str().unwrap()));
     assert!(output.code == 2 && output.stderr.contains("settings, line 1"), "{output:?}");
     assert!(!output.stderr.contains("hidden"), "{output:?}");
 }

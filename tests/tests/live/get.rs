@@ -15,7 +15,7 @@ use std::{
 use cproxy_tests::{
     echo,
     manifest::{self, Endpoint, Service, Slice},
-    process::{Daemon, Output, cproxy, cproxy_binary, cproxy_with_variable, eventually, run},
+    process::{Daemon, Output, cproxy, cproxy_binary, cproxy_command, cproxy_with_variable, eventually, run},
     sandbox::{Placement, Sandbox},
     seccomp::{forbid_netlink, forbid_writes_to_maps},
     world::{Form, Host, PORT, SYNC, TCP, UDP, WEB, World, pod, rows, start_agent, web_with},
@@ -441,9 +441,7 @@ fn tables_fit_the_terminal() {
 
 /// A `get --watch` whose output goes to its log.
 fn watching(sandbox: &Sandbox, words: &str) -> Daemon {
-    let mut command = Command::new(cproxy_binary());
-    command.arg("get").args(words.split(' '));
-    command.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
+    let command = cproxy_command(sandbox, &["get"].into_iter().chain(words.split(' ')).collect::<Vec<_>>());
     Daemon::spawn(sandbox, "watch", Placement::Hooked, command)
 }
 

@@ -4,13 +4,12 @@
 use std::{
     os::unix::net::UnixDatagram,
     path::Path,
-    process::Command,
     time::{Duration, Instant},
 };
 
 use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
-    process::{self, Agent, Daemon, Signal, cproxy, cproxy_binary},
+    process::{Agent, Daemon, Signal, cproxy, cproxy_command, cproxy_with_variable},
     sandbox::{Placement, Sandbox},
     world::{SYNC, start_agent},
 };
@@ -41,8 +40,7 @@ fn assert_ready(sandbox: &Sandbox, flags: &[&str]) {
 
 /// A `cproxy wait` in the background.
 fn waiter(sandbox: &Sandbox, flags: &[&str]) -> Daemon {
-    let mut command = Command::new(cproxy_binary());
-    command.arg("wait").arg("--run-dir").arg(sandbox.run_dir()).args(flags);
+    let command = cproxy_command(sandbox, &[&["wait"], flags].concat());
     Daemon::spawn(sandbox, "wait", Placement::Hooked, command)
 }
 
@@ -104,9 +102,7 @@ fn the_policy_decides_about_wrong_settings_of_the_machine() {
     let file = sandbox.dir().join("cproxy.conf");
     let wait = |text: &str| {
         std::fs::write(&file, text).unwrap();
-        let mut command = Command::new(cproxy_binary());
-        command.arg("wait").arg("--run-dir").arg(sandbox.run_dir()).env("CPROXY_CONFIG", &file);
-        let output = process::run(&sandbox, Placement::Hooked, command, "", SYNC);
+        let output = cproxy_with_variable(&sandbox, &["wait"], ("CPROXY_CONFIG", file.to_str().unwrap()));
         (output.code, output.stderr)
     };
     for (setting, wrong) in [
@@ -172,12 +168,8 @@ fn a_machine_where_cproxy_is_disabled_is_as_one_without() {
     assert!(sandbox.pin_dir().exists());
     let file = sandbox.dir().join("cproxy.conf");
     std::fs::write(&file, "enabled = false\nmanifests = /nowhere\n").unwrap();
-    let disabled = |arguments: &[&str]| {
-        let mut command = Command::new(cproxy_binary());
-        command.args(arguments).env("CPROXY_CONFIG", &file);
-        command.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
-        process::run(&sandbox, Placement::Hooked, command, "", SYNC)
-    };
+    let variable = ("CPROXY_CONFIG", file.to_str().unwrap());
+    let disabled = |arguments: &[&str]| cproxy_with_variable(&sandbox, arguments, variable);
     let reason = format!("cproxy is disabled on this machine (enabled = false, {}, line 1)", file.display());
     let run = disabled(&["run"]);
     assert_eq!(run.code, 3, "{run:?}");

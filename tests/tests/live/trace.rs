@@ -17,7 +17,7 @@ use cproxy_datapath::bpf::{Attachments, PinDir, Program, ServiceCounters, attach
 use cproxy_tests::{
     echo,
     manifest::{Service, Slice},
-    process::{Daemon, Signal, cproxy, cproxy_binary, eventually, run},
+    process::{Daemon, Signal, cproxy, cproxy_command, eventually, run},
     sandbox::{Placement, Sandbox},
     world::{Form, SYNC, WEB, World, counter, pod, ready, start_agent, start_agent_with, web, while_connecting},
 };
@@ -47,10 +47,7 @@ fn pinned_program(path: &Path) -> u32 {
 }
 
 fn command(sandbox: &Sandbox, arguments: &[&str]) -> Command {
-    let mut command = Command::new(cproxy_binary());
-    command.arg("trace").args(arguments);
-    command.env("CPROXY_PIN_DIR", sandbox.pin_dir()).env("CPROXY_RUN_DIR", sandbox.run_dir());
-    command
+    cproxy_command(sandbox, &[&["trace"], arguments].concat())
 }
 
 /// Starts a tracer, and waits until all links lead to its programs.

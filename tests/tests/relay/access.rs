@@ -1,13 +1,13 @@
 //! Clients by their tokens, certificates and places, and what each of them sees.
 
-use std::{collections::BTreeSet, ffi::OsStr, path::Path, process::Command};
+use std::{collections::BTreeSet, path::Path};
 
 use cproxy_tests::{
     control_plane::Validity,
     manifest,
-    process::{Output, eventually, run},
-    relay_server::{RelayServer, relay_binary},
-    sandbox::{Placement, Sandbox},
+    process::eventually,
+    relay_server::{RelayServer, cproxy_relay},
+    sandbox::Sandbox,
 };
 use serde_json::{Value, json};
 
@@ -151,12 +151,6 @@ fn clients_see_what_their_views_show() {
     relay.kill();
 }
 
-fn relay_command<S: AsRef<OsStr>>(sandbox: &Sandbox, args: impl IntoIterator<Item = S>) -> Output {
-    let mut command = Command::new(relay_binary());
-    command.args(args);
-    run(sandbox, Placement::Unhooked, command, "", PATIENCE)
-}
-
 #[test]
 fn wrong_settings_end_the_relay_with_one_line() {
     let sandbox = Sandbox::for_test();
@@ -188,7 +182,7 @@ fn wrong_settings_end_the_relay_with_one_line() {
         (&["--listen", "127.0.0.1:7443", "--token-audiences", "a,"], 2, "an empty audience"),
         (&["--nothing"], 2, "--nothing"),
     ] {
-        let output = relay_command(&sandbox, [&["run", "--kubeconfig", kubeconfig], args].concat());
+        let output = cproxy_relay(&sandbox, [&["run", "--kubeconfig", kubeconfig], args].concat());
         assert_eq!(output.code, code, "{args:?}: {output:?}");
         assert!(output.stderr.contains(text), "{args:?}: {output:?}");
         assert_eq!(output.stderr.trim().lines().count(), 1, "{args:?}: {output:?}");
@@ -201,9 +195,8 @@ fn check_names_missing_rights() {
     let cluster = Cluster::shared(&sandbox);
     let url = cluster.control_plane.server_url();
     let [good, poor] = ["cproxy-relay", "cproxy"].map(|user| cluster.kubeconfig(user, user, &url));
-    let check = |kubeconfig: &Path| {
-        relay_command(&sandbox, ["check".as_ref(), "--kubeconfig".as_ref(), kubeconfig.as_os_str()])
-    };
+    let check =
+        |kubeconfig: &Path| cproxy_relay(&sandbox, ["check".as_ref(), "--kubeconfig".as_ref(), kubeconfig.as_os_str()]);
     let output = check(&good).success();
     assert!(!output.stdout.contains("missing") && output.stdout.contains("Kubernetes v1.36.1"), "{}", output.stdout);
     let output = check(&poor);

@@ -1,15 +1,11 @@
 //! The end of a relay, its bounds, and new settings while it runs.
 
-use std::{
-    fs,
-    process::{Command, ExitStatus},
-    time::Duration,
-};
+use std::{fs, process::ExitStatus, time::Duration};
 
 use cproxy_tests::{
-    process::{Agent, Signal, eventually, run},
-    relay_server::{RunningRelay, relay_binary},
-    sandbox::{Placement, Sandbox},
+    process::{Agent, Signal, eventually},
+    relay_server::{RunningRelay, cproxy_relay},
+    sandbox::Sandbox,
 };
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -197,9 +193,7 @@ fn wrong_usage_exits_with_2_and_what_is_missing_outside_with_1() {
         (&["--listen", address, "--views", &views], 1, "none.yaml: No such file or directory"),
         (&["--listen", address, "--kubeconfig", &views], 1, "none.yaml: No such file or directory"),
     ] {
-        let mut command = Command::new(relay_binary());
-        command.arg("run").args(args);
-        let output = run(&sandbox, Placement::Unhooked, command, "", PATIENCE);
+        let output = cproxy_relay(&sandbox, [&["run"], args].concat());
         assert_eq!(output.code, code, "{args:?}: {output:?}");
         assert!(output.stderr.contains(message), "{args:?}: {output:?}");
     }
