@@ -113,6 +113,11 @@ impl fmt::Display for Injection {
     }
 }
 
+/// Whether a random sample of faults is tried, and not all of a soak or those that `CPROXY_FAULT` names.
+pub fn is_sample() -> bool {
+    std::env::var_os(FAULT_VARIABLE).is_none() && !random::is_soak()
+}
+
 /// Faults at these calls: those whose description contains `CPROXY_FAULT`, or all in a soak, or else a random sample.
 pub fn chosen_injections(name: &str, calls: &[Call], sample: usize) -> Vec<Injection> {
     let (all, seed) = (injections(calls), random::seed());

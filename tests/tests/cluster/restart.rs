@@ -1,7 +1,5 @@
 //! Ends of the agent, by request or by force, and restarts.
 
-use std::time::Duration;
-
 use cproxy_tests::{
     echo,
     process::{RunningAgent, Signal},
@@ -12,7 +10,8 @@ use crate::fixture::{Cluster, PATIENCE, assert_no_service};
 
 fn end(agent: &mut RunningAgent, signal: Signal) {
     agent.signal(signal);
-    let status = agent.wait(Duration::from_secs(2)).expect("the agent ends within two seconds");
+    let status = agent.wait(PATIENCE);
+    let status = status.unwrap_or_else(|| panic!("the agent does not end: {}", agent.tail()));
     assert_eq!(status.success(), signal == Signal::TERM, "{status}: {}", agent.tail());
 }
 
