@@ -9,6 +9,7 @@ mod exit_codes;
 mod explain;
 mod get;
 mod install;
+mod machine_settings;
 mod manual;
 mod options;
 mod output;
@@ -18,7 +19,6 @@ mod run;
 #[cfg(feature = "schema")]
 mod schemas;
 mod set;
-mod settings;
 mod trace;
 mod usage_error;
 mod version;
@@ -31,7 +31,7 @@ use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand, error::Error
 #[cfg(feature = "schema")]
 pub use self::schemas::schemas;
 pub use self::{exit_codes::EXIT_CODES, manual::manual};
-use self::{output::print_error, settings::MachineSettings, usage_error::report_usage};
+use self::{machine_settings::MachineSettings, output::print_error, usage_error::report_usage};
 use crate::{
     config::{Config, SETTINGS},
     privileges,
@@ -119,7 +119,8 @@ fn read() -> (clap::Command, Result<Command, clap::Error>) {
     let cli = command();
     // `exec` starts programs, whatever the settings are.
     let is_exec = env::args_os().nth(1).is_some_and(|name| name == "exec");
-    let (mut cli, settings) = if is_exec { (cli, MachineSettings::default()) } else { settings::with_settings(cli) };
+    let (mut cli, settings) =
+        if is_exec { (cli, MachineSettings::default()) } else { machine_settings::with_settings(cli) };
     let command = parse(&mut cli, settings);
     (cli, command)
 }
@@ -151,7 +152,7 @@ fn without_shown_variable(flag: Arg) -> Arg {
 fn parse(cli: &mut clap::Command, settings: MachineSettings) -> Result<Command, clap::Error> {
     let mut matches = cli.try_get_matches_from_mut(env::args_os())?;
     let given = matches.subcommand().and_then(|(name, matches)| Some((cli.find_subcommand(name)?, matches)));
-    let origins = given.map(|(command, matches)| settings::origins(command, matches, &settings.valid));
+    let origins = given.map(|(command, matches)| machine_settings::origins(command, matches, &settings.valid));
     let origins = origins.unwrap_or_default();
     let mut command = Cli::from_arg_matches_mut(&mut matches)?.command;
     match &mut command {

@@ -7,9 +7,9 @@
 //! descriptor of another process must be an internet socket. Then it makes the call itself and answers with the
 //! outcome. So the agent's code is the same with a broker and without.
 
+mod allowed_paths;
 mod calls;
 mod notification;
-mod places;
 mod server;
 
 use std::{

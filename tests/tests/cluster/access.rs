@@ -1,6 +1,6 @@
 //! Agents that the API server refuses, or that do not trust the API server.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{path::PathBuf, process::Command};
 
 use cproxy_tests::{
     control_plane::{ADDRESS, ClientIdentity, NODE, PORT, Validity, role_binding},
@@ -108,7 +108,7 @@ fn assert_keeps_trying(cluster: &Cluster<'_>, kubeconfig: PathBuf, words: &[&str
     wait_for_warnings(&mut agent, 2, words);
     assert!(!agent.is_ready());
     agent.signal(Signal::TERM);
-    let status = agent.wait(Duration::from_secs(2)).expect("the agent ends within two seconds");
+    let status = agent.wait(PATIENCE).expect("the agent ends");
     assert!(status.success(), "{status}: {}", agent.tail());
 }
 

@@ -31,8 +31,8 @@ use rustix::{
 
 use super::{
     CALLS, DESCRIPTORS_MAX, NAME, READY,
+    allowed_paths::{AllowedPaths, Change, Parent},
     notification::{Call, Listener, Outcome, last_error},
-    places::{Change, Parent, Places},
     receive,
 };
 
@@ -89,7 +89,7 @@ struct Server {
     agent: Pid,
     /// The agent's process.
     pidfd: OwnedFd,
-    places: Places,
+    allowed_paths: AllowedPaths,
     /// The run directory, whose inode is no other's as long as it is open.
     _run_dir: OwnedFd,
     /// The pin directory as the agent names it.
@@ -122,12 +122,12 @@ impl Server {
             Ok::<_, io::Error>(parent.join(name))
         };
         mount_id(&opened)?;
-        let places = Places {
+        let allowed_paths = AllowedPaths {
             run_dir: (status.st_dev, status.st_ino),
             pin_dir: pin_dir.canonicalize()?,
             files: files.map(|file| real(&file)).collect::<io::Result<_>>()?,
         };
-        Ok(Self { agent, pidfd, places, _run_dir: opened, pin_dir: pin_dir.to_owned() })
+        Ok(Self { agent, pidfd, allowed_paths, _run_dir: opened, pin_dir: pin_dir.to_owned() })
     }
 
     /// Until the agent ends.
@@ -298,7 +298,7 @@ impl Server {
         let status = fstat(&name.parent)?;
         let (identity, mount) = ((status.st_dev, status.st_ino), mount_id(&name.parent)?);
         let parent = Parent { path: &name.parent_path, identity, mount };
-        if self.places.allow(parent, &name.name, change, mount_of) { Ok(()) } else { Err(Errno::PERM) }
+        if self.allowed_paths.allow(parent, &name.name, change, mount_of) { Ok(()) } else { Err(Errno::PERM) }
     }
 }
 

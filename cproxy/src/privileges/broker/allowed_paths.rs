@@ -1,4 +1,4 @@
-//! Places at which names may change.
+//! Paths at which the agent may change names.
 
 use std::{
     ffi::OsStr,
@@ -33,9 +33,9 @@ pub(super) struct Parent<'p> {
     pub(super) mount: u64,
 }
 
-/// Places of an agent.
+/// Paths of an agent.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct AllowedPaths {
     /// Device and inode of the run directory: on its path there may be another one by now.
     pub(super) run_dir: (u64, u64),
     /// The pin directory, without symbolic links; it may be removed and made again.
@@ -44,7 +44,7 @@ pub(super) struct Places {
     pub(super) files: Vec<PathBuf>,
 }
 
-impl Places {
+impl AllowedPaths {
     /// Whether a name in a directory may change. The name has no slash in it. `mount_of` has the mount that is on a
     /// path now, where the broker is: numbers of mounts that have gone are given again.
     pub(super) fn allow(
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn names_change_in_the_agents_places_alone() {
-        let places = Places {
+        let allowed_paths = AllowedPaths {
             run_dir: (1, 7),
             pin_dir: "/sys/fs/bpf/cproxy".into(),
             files: vec!["/run/vmm/metrics.sock".into()],
@@ -88,11 +88,11 @@ mod tests {
             let parent = Parent { path: Path::new(path), identity, mount };
             use Change::{Bind, Create, MakeDirectory, Remove, RemoveDirectory, Rename};
             assert_eq!(
-                places.allow(parent, OsStr::new(name), Bind, mount_of),
+                allowed_paths.allow(parent, OsStr::new(name), Bind, mount_of),
                 identity == (1, 7) && !["", ".", ".."].contains(&name) || name == "metrics.sock" && mount == 1
             );
             [Create, Rename, Remove, MakeDirectory, RemoveDirectory]
-                .map(|change| places.allow(parent, OsStr::new(name), change, mount_of))
+                .map(|change| allowed_paths.allow(parent, OsStr::new(name), change, mount_of))
         };
         // The first number of an identity stands for the mount, too.
         let allowed = |path: &str, identity: (u64, u64), name: &str| on_mount(identity.0, path, identity, name);

@@ -48,24 +48,24 @@ pub(super) enum SettingsError {
 #[derive(Debug, Default)]
 pub(super) struct MachineSettings {
     /// Those that are valid, nearest place first.
-    pub(super) valid: Vec<Setting>,
+    pub(super) valid: Vec<GivenSetting>,
     /// Error of the first of the others.
     pub(super) error: Option<SettingsError>,
 }
 
-/// Setting and its origin.
+/// Setting and the place that has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Setting {
-    place: String,
+pub(super) struct GivenSetting {
+    origin: String,
     /// Name of the flag, without its dashes.
     name: String,
     value: String,
 }
 
-impl Setting {
+impl GivenSetting {
     /// As to the kernel, dashes and underscores are the same.
-    fn new(place: String, name: &str, value: &str) -> Self {
-        Self { place, name: name.replace('_', "-"), value: value.to_owned() }
+    fn new(origin: String, name: &str, value: &str) -> Self {
+        Self { origin, name: name.replace('_', "-"), value: value.to_owned() }
     }
 }
 
@@ -83,21 +83,21 @@ pub(super) fn with_settings(cli: Command) -> (Command, MachineSettings) {
 }
 
 /// Places of the values of a command's flags, by the flag's name. Defaults are left out.
-pub(super) fn origins(command: &Command, matches: &ArgMatches, settings: &[Setting]) -> Origins {
+pub(super) fn origins(command: &Command, matches: &ArgMatches, settings: &[GivenSetting]) -> Origins {
     let origin = |flag: &Arg| {
         let name = flag.get_long()?;
-        let place = match matches.value_source(flag.get_id().as_str())? {
+        let origin = match matches.value_source(flag.get_id().as_str())? {
             ValueSource::CommandLine => "flag".to_owned(),
             ValueSource::EnvVariable => "environment".to_owned(),
-            _ => settings.iter().find(|setting| setting.name == name)?.place.clone(),
+            _ => settings.iter().find(|setting| setting.name == name)?.origin.clone(),
         };
-        Some((name.to_owned(), place))
+        Some((name.to_owned(), origin))
     };
     command.get_arguments().filter_map(origin).collect()
 }
 
 /// Settings of the file, and its first error. Only a file that is named by the variable must exist.
-fn read_file(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
+fn read_file(named: Option<PathBuf>) -> (Vec<GivenSetting>, Option<SettingsError>) {
     let is_named = named.is_some();
     let path = named.unwrap_or_else(|| FILE.into());
     match fs::read(&path) {
@@ -109,38 +109,40 @@ fn read_file(named: Option<PathBuf>) -> (Vec<Setting>, Option<SettingsError>) {
 }
 
 /// Settings, nearest place first. Of duplicates in one place the last one counts, as with the kernel's own parameters.
-fn nearest_first(kernel: Vec<Setting>, file: Vec<Setting>) -> Vec<Setting> {
+fn nearest_first(kernel: Vec<GivenSetting>, file: Vec<GivenSetting>) -> Vec<GivenSetting> {
     kernel.into_iter().rev().chain(file.into_iter().rev()).collect()
 }
 
 /// Settings that name a flag and have a value for it, and the first error of the others.
-fn validate(cli: &Command, settings: Vec<Setting>) -> (Vec<Setting>, Option<SettingsError>) {
+fn validate(cli: &Command, settings: Vec<GivenSetting>) -> (Vec<GivenSetting>, Option<SettingsError>) {
     let flags = COMMANDS.iter().filter_map(|name| cli.find_subcommand(name)).flat_map(Command::get_arguments);
     let flags: BTreeMap<_, _> = flags.filter_map(|flag| Some((flag.get_long()?, flag))).collect();
-    let check = |setting: Setting| {
+    let check = |setting: GivenSetting| {
         let Some(&flag) = flags.get(&*setting.name) else {
             let names = flags.keys().copied().collect::<Vec<_>>().join(", ");
-            return Err(SettingsError::Unknown(setting.place, shorten(&setting.name), names));
+            return Err(SettingsError::Unknown(setting.origin, shorten(&setting.name), names));
         };
         let parser = Command::new("").no_binary_name(true).arg(flag.clone().conflicts_with(Resettable::Reset));
         match parser.try_get_matches_from([format!("--{}={}", setting.name, setting.value)]) {
             Ok(_) => Ok(setting),
-            Err(error) => Err(SettingsError::InvalidValue(setting.place, summary(&error))),
+            Err(error) => Err(SettingsError::InvalidValue(setting.origin, summary(&error))),
         }
     };
     partition(settings.into_iter().map(check))
 }
 
-fn partition(settings: impl Iterator<Item = Result<Setting, SettingsError>>) -> (Vec<Setting>, Option<SettingsError>) {
+fn partition(
+    settings: impl Iterator<Item = Result<GivenSetting, SettingsError>>,
+) -> (Vec<GivenSetting>, Option<SettingsError>) {
     let (good, wrong): (Vec<_>, Vec<_>) = settings.partition(Result::is_ok);
     (good.into_iter().flatten().collect(), wrong.into_iter().find_map(Result::err))
 }
 
 /// Makes the first setting of each flag its default. API server and manifests exclude each other: a setting is ignored
 /// where a nearer place has a flag that conflicts with it, unless a flag or a variable excludes that one in turn.
-fn with_defaults(mut command: Command, settings: &[Setting]) -> Command {
+fn with_defaults(mut command: Command, settings: &[GivenSetting]) -> Command {
     let mut nearer = Vec::<Id>::new();
-    for Setting { name, value, .. } in settings {
+    for GivenSetting { name, value, .. } in settings {
         let Some(flag) = command.get_arguments().find(|flag| flag.get_long() == Some(name)) else { continue };
         let id = flag.get_id().clone();
         if nearer.contains(&id) {
@@ -175,7 +177,7 @@ fn conflicts_of(command: &Command, id: &Id) -> Vec<Id> {
 }
 
 /// Parameters for cproxy, up to `--`. A value with spaces is in double quotes, as in the kernel.
-fn parse_command_line(command_line: &str) -> Vec<Setting> {
+fn parse_command_line(command_line: &str) -> Vec<GivenSetting> {
     let mut is_quoted = false;
     let parameters = command_line.split(|char: char| {
         is_quoted ^= char == '"';
@@ -185,19 +187,19 @@ fn parse_command_line(command_line: &str) -> Vec<Setting> {
     let setting = |parameter: String| {
         let (name, value) = parameter.strip_prefix(KERNEL_PREFIX)?.split_once('=')?;
         let place = format!("kernel parameter {KERNEL_PREFIX}{name}");
-        (!value.is_empty()).then(|| Setting::new(place, name, value))
+        (!value.is_empty()).then(|| GivenSetting::new(place, name, value))
     };
     parameters.filter_map(setting).collect()
 }
 
-fn parse_file(path: &Path, text: &str) -> (Vec<Setting>, Option<SettingsError>) {
+fn parse_file(path: &Path, text: &str) -> (Vec<GivenSetting>, Option<SettingsError>) {
     let text = text.trim_start_matches('\u{feff}');
     let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
     partition(lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(|(number, line)| {
         let place = format!("{}, line {number}", path.display());
         match line.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
             Some((_, value)) if value.contains('\0') => Err(SettingsError::ZeroByte(place)),
-            Some((name, value)) if !value.is_empty() => Ok(Setting::new(place, name, value)),
+            Some((name, value)) if !value.is_empty() => Ok(GivenSetting::new(place, name, value)),
             _ => Err(SettingsError::NoValue(place, shorten(line))),
         }
     }))
@@ -208,12 +210,12 @@ mod tests {
     use super::*;
     use crate::cli::command;
 
-    fn pairs(settings: &[Setting]) -> Vec<(&str, &str)> {
+    fn pairs(settings: &[GivenSetting]) -> Vec<(&str, &str)> {
         settings.iter().map(|setting| (&*setting.name, &*setting.value)).collect()
     }
 
-    fn setting((name, value): (&str, &str)) -> Setting {
-        Setting::new("f, line 7".to_owned(), name, value)
+    fn setting((name, value): (&str, &str)) -> GivenSetting {
+        GivenSetting::new("f, line 7".to_owned(), name, value)
     }
 
     #[test]
