@@ -11,6 +11,7 @@
 //! | `limited` | the programs are attached below the cgroup root | one line: place and consequence |
 //! | `failed` | the last agent could not start, or has ended by itself | one line: the reason |
 //! | `unusable` | as `failed`, if another attempt on this machine would fail in the same way | one line: the reason |
+//! | `alive` | socket to which any user can connect while an agent lives | |
 //! | `cproxy.sock` | socket of the running agent | |
 //!
 //! The id of the boot matters on a lasting file system, where `ready` may outlive the machine.
@@ -39,6 +40,7 @@
 
 mod client;
 mod files;
+mod life;
 mod lock;
 mod owner;
 mod protocol;
@@ -50,6 +52,7 @@ pub use client::{
     fetch_services, fetch_source, request_log_level, request_reseed,
 };
 pub use files::read_states;
+pub use life::{ENDED, KILLED, Life, life};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
 pub use server::{respond, serve};

@@ -244,6 +244,15 @@ impl Output {
         self
     }
 
+    /// The same output, if the command failed with this exit code.
+    ///
+    /// # Panics
+    /// With all that it wrote, if it did not.
+    pub fn failure(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{}{}", self.stdout, self.stderr);
+        self
+    }
+
     /// The JSON document on stdout of a command that succeeded.
     pub fn json(self) -> Value {
         let text = self.success().stdout;

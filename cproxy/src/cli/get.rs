@@ -2,6 +2,8 @@
 
 mod watch;
 
+use std::cell::RefCell;
+
 use anyhow::{anyhow, bail};
 use clap::{
     Args, ValueEnum,
@@ -85,11 +87,12 @@ pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
     }
     let pins = PinDir::new(&options.pin.pin_dir);
     pins.check_installed()?;
+    let silence = Silence::default();
     match options.state {
-        View::Services if options.watch => watch::watch(options, &pins, || services(options, &pins)),
-        View::Backends if options.watch => watch::watch(options, &pins, || backends(options, &pins)),
+        View::Services if options.watch => watch::watch(options, &pins, || services(options, &pins, &silence)),
+        View::Backends if options.watch => watch::watch(options, &pins, || backends(options, &pins, &silence)),
         View::Services => print_services(options, &pins),
-        View::Backends => print_rows(options, backends(options, &pins)?, BackendRow::name),
+        View::Backends => print_rows(options, backends(options, &pins, &silence)?, BackendRow::name),
         View::Sockets => print_sockets(options, &pins),
         View::Counters => print_counters(options, &pins),
         View::Config => print_config(options),
@@ -116,8 +119,12 @@ fn filter(options: &GetOptions) -> ServiceFilter {
 
 /// Rows of frontends in the order of the contract; each is made when it is asked for, as it may have very many
 /// backends.
-fn services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<impl Iterator<Item = FrontendRow>> {
-    let (names, filter) = (names(options)?, filter(options));
+fn services(
+    options: &GetOptions,
+    pins: &PinDir,
+    silence: &Silence,
+) -> anyhow::Result<impl Iterator<Item = FrontendRow> + use<>> {
+    let (names, filter) = (names(options, silence)?, filter(options));
     let kernel = KernelReader::read_table(pins)?;
     let mut frontends: Vec<_> = kernel.frontends.iter().map(|(frontend, set)| (*frontend, *set)).collect();
     frontends.retain(|(frontend, _)| !names.is_canary(frontend));
@@ -132,13 +139,12 @@ fn services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<impl Iterator
 fn print_services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let counters = ServiceCounters::read(pins)?;
     let has_counters = counters.is_some();
-    let rows = services(options, pins)?.map(|row| with_counts(row, counters.as_ref()));
+    let rows = services(options, pins, &Silence::default())?.map(|row| with_counts(row, counters.as_ref()));
     match options.output {
         GetFormat::Json => print_json_rows(rows),
         // Several frontends have one name.
         GetFormat::Name => {
-            let names: Option<std::collections::BTreeSet<_>> = rows.map(|row| row.service).collect();
-            let Some(names) = names else { return Err(no_names(options)) };
+            let names: std::collections::BTreeSet<_> = rows.filter_map(|row| row.service).collect();
             print(&names.iter().map(|name| format!("{}\n", printable(name))).collect::<String>())
         }
         GetFormat::Wide if has_counters => print_rows(options, rows.map(CountedRow), |_| String::new()),
@@ -154,8 +160,12 @@ fn with_counts(row: FrontendRow, counters: Option<&ServiceCounters>) -> Frontend
 }
 
 /// Rows of backends, each with the frontends of the Services that are shown.
-fn backends(options: &GetOptions, pins: &PinDir) -> anyhow::Result<impl Iterator<Item = BackendRow>> {
-    let (names, filter) = (names(options)?, filter(options));
+fn backends(
+    options: &GetOptions,
+    pins: &PinDir,
+    silence: &Silence,
+) -> anyhow::Result<impl Iterator<Item = BackendRow> + use<>> {
+    let (names, filter) = (names(options, silence)?, filter(options));
     let mut kernel = KernelReader::read_table(pins)?;
     kernel.frontends.retain(|frontend, _| !names.is_canary(frontend) && names.admits(frontend, &filter));
     Ok(backend_rows(&kernel, &names).into_iter())
@@ -163,7 +173,7 @@ fn backends(options: &GetOptions, pins: &PinDir) -> anyhow::Result<impl Iterator
 
 fn print_sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let listing = sockets::list(pins)?;
-    let (names, filter) = (names(options)?, filter(options));
+    let (names, filter) = (names(options, &Silence::default())?, filter(options));
     let rows = listing.sockets.iter().map(|socket| SocketRow::new(socket, &names));
     let rows: Vec<_> = rows.filter(|row| filter.admits(row.service.as_deref())).collect();
     print_rows(options, rows, SocketRow::name)?;
@@ -210,18 +220,33 @@ fn print_rows<R: TableRow + Serialize>(
     })
 }
 
-/// Names from the agent; without one there are none, which is an error only of a filter.
-fn names(options: &GetOptions) -> anyhow::Result<Names> {
-    match fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT) {
-        Ok(rows) => Ok(rows.into_iter().collect()),
-        Err(error) if filter(options).is_set() => {
-            bail!("the agent has the names of Services: {}", explain_silence(&options.run.run_dir, &error))
+/// Reason why there are no names of Services, which a watch prints again only if it changes.
+#[derive(Default)]
+struct Silence(RefCell<String>);
+
+impl Silence {
+    fn report(&self, reason: String) {
+        if *self.0.borrow() != reason {
+            let needs = "the rows have no names of Services, which only a running agent knows";
+            print_error(&format_args!("{needs}: {reason}"));
+            self.0.replace(reason);
         }
-        Err(_) => Ok(Names::default()),
     }
 }
 
-fn no_names(options: &GetOptions) -> anyhow::Error {
-    let run_dir = options.run.run_dir.display();
-    anyhow!("the agent has the names of Services: none answers for all frontends in {run_dir}")
+/// Names from the agent; without one there are none, which is an error only of a filter.
+fn names(options: &GetOptions, silence: &Silence) -> anyhow::Result<Names> {
+    match fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT) {
+        Ok(rows) => {
+            silence.0.borrow_mut().clear();
+            Ok(rows.into_iter().collect())
+        }
+        Err(error) if filter(options).is_set() || options.output == GetFormat::Name => {
+            bail!("only a running agent knows the names of Services: {}", explain_silence(&options.run.run_dir, &error))
+        }
+        Err(error) => {
+            silence.report(explain_silence(&options.run.run_dir, &error));
+            Ok(Names::default())
+        }
+    }
 }

@@ -20,14 +20,16 @@ use cproxy_wire::{diagnose, probe_nameservers};
 pub(crate) use self::requirement::{Requirement, lacking, text};
 use self::{
     network::DNS_TIME_MAX,
-    requirement::{CheckResult, degraded, from_result, missing, ok, optional, required},
+    requirement::{CheckResult, degraded, from_result, missing, ok, optional, required, unknown},
 };
 use crate::{
     agent::{generation_id, socket_setup},
     config::ObjectSource,
     privileges::{Rights, can_filter_system_calls},
     report::{HealthReport, Names, SourceReport},
-    run_dir::{self, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_services, fetch_source},
+    run_dir::{
+        self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_services, fetch_source, life,
+    },
 };
 
 /// Subject of a check.
@@ -67,12 +69,14 @@ fn of_machine(request: &CheckRequest<'_>) -> Vec<Requirement> {
     let pins = PinDir::new(pin_dir);
     all.extend(socket_requirements(&pins));
     all.push(optional("restore", restore()));
-    all.push(optional("confinement", confinement(run_dir)));
+    let agent = AgentState::of(run_dir, &pins);
+    all.push(optional("agent", agent.result()));
+    all.push(optional("confinement", confinement(run_dir, &agent)));
     // The agent puts programs back.
-    all.extend(health_of_agent(run_dir));
+    all.extend(health_of_agent(run_dir, &agent));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
     all.push(optional("other_programs", kernel.probe(|| other_programs(&pins, cgroup.as_ref().ok()))));
-    all.push(optional("source", source(run_dir)));
+    all.push(optional("source", source(run_dir, &agent)));
     all
 }
 
@@ -166,22 +170,21 @@ fn restore() -> CheckResult {
 }
 
 /// Rights of a running agent; without one, whether the kernel lets it limit them.
-fn confinement(run_dir: &Path) -> CheckResult {
+fn confinement(run_dir: &Path, state: &AgentState) -> CheckResult {
     let agent = run_dir::agent(run_dir).map(|agent| (agent, Rights::of(agent)));
     match agent {
+        Err(error) if state.lives() => unknown(explain_silence(run_dir, &error)),
         Ok((_, Ok(rights))) if rights.are_confined() => ok(format!("the agent keeps {rights}")),
         Ok((_, Ok(rights))) => degraded(format!("the agent keeps {rights}; its log says why")),
         Ok((agent, Err(error))) => {
             degraded(format!("the agent cannot be looked at: /proc/{}: {error}", agent.as_raw_nonzero()))
         }
-        Err(_) if can_filter_system_calls() => ok("no agent is running; the kernel can filter its system calls"),
-        Err(_) => degraded(
-            "no agent is running; the kernel could not filter its system calls: build it with CONFIG_SECCOMP_FILTER",
-        ),
+        Err(_) if can_filter_system_calls() => ok("the kernel can filter an agent's system calls"),
+        Err(_) => degraded("the kernel cannot filter an agent's system calls: build it with CONFIG_SECCOMP_FILTER"),
     }
 }
 
-const NO_ACCESS: &str = "cannot be tried without the capabilities";
+const NO_ACCESS: &str = "cannot be tried without the capabilities: run this as root";
 
 /// Access to `bpf(2)`, which needs privileges.
 #[derive(Clone, Copy)]
@@ -191,7 +194,7 @@ struct Kernel {
 
 impl Kernel {
     fn probe(self, check: impl FnOnce() -> CheckResult) -> CheckResult {
-        if self.is_accessible { check() } else { missing(NO_ACCESS) }
+        if self.is_accessible { check() } else { unknown(NO_ACCESS) }
     }
 }
 
@@ -238,7 +241,7 @@ fn map(map_type: MapType) -> CheckResult {
 fn programs(kernel: Kernel) -> Vec<Requirement> {
     let all = |result: CheckResult| Program::ALL.map(|program| required(program_name(program), result.clone())).into();
     if !kernel.is_accessible {
-        return all(missing(NO_ACCESS));
+        return all(unknown(NO_ACCESS));
     }
     let verified = |count| format!("loads, {count} instructions verified");
     let one = |(program, count): (_, Result<u32, _>)| required(program_name(program), from_result(count.map(verified)));
@@ -293,16 +296,52 @@ fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
 const ANOTHER_VERSION: &str = "the running agent is of another version and does not say";
 
 /// Source that a running agent follows.
-fn source(run_dir: &Path) -> CheckResult {
+fn source(run_dir: &Path, state: &AgentState) -> CheckResult {
     let report = |report: SourceReport| if report.is_good() { ok(report) } else { degraded(report) };
-    fetch_source(run_dir).map_or_else(|error| no_report(run_dir, &error), report)
+    fetch_source(run_dir).map_or_else(|error| no_report(run_dir, state, &error), report)
+}
+
+/// State of the agent, as any user may learn it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AgentState {
+    /// It lives, as far as this user may learn that.
+    Lives(Life),
+    /// None lives, and the programs of one are in force.
+    HasEnded(Life),
+    /// None has run, or its programs were removed.
+    NotThere,
+}
+
+impl AgentState {
+    fn of(run_dir: &Path, pins: &PinDir) -> Self {
+        match life(run_dir) {
+            life @ (Life::Alive | Life::Unknown) => Self::Lives(life),
+            life @ Life::Killed => Self::HasEnded(life),
+            Life::None if matches!(pins.check_installed(), Err(PinError::NotInstalled(_))) => Self::NotThere,
+            life @ Life::None => Self::HasEnded(life),
+        }
+    }
+
+    fn lives(self) -> bool {
+        matches!(self, Self::Lives(_))
+    }
+
+    fn result(self) -> CheckResult {
+        match self {
+            Self::Lives(Life::Unknown) => unknown("it is of an earlier version, and shows only root that it runs"),
+            Self::Lives(_) => ok("runs"),
+            Self::HasEnded(Life::Killed) => degraded(format!("{KILLED}: start cproxy run")),
+            Self::HasEnded(_) => degraded(format!("{ENDED}: start cproxy run")),
+            Self::NotThere => ok("none has been started"),
+        }
+    }
 }
 
 /// Effect of the programs, which a running agent has just tried, and its background tasks.
-fn health_of_agent(run_dir: &Path) -> [Requirement; 2] {
+fn health_of_agent(run_dir: &Path, state: &AgentState) -> [Requirement; 2] {
     let (hooks, tasks) = match fetch_health(run_dir) {
         Ok(report) => (hooks_of_agent(&report), tasks_of_agent(&report)),
-        Err(error) => (no_report(run_dir, &error), no_report(run_dir, &error)),
+        Err(error) => (no_report(run_dir, state, &error), no_report(run_dir, state, &error)),
     };
     [required("hooks", hooks), optional("tasks", tasks)]
 }
@@ -323,13 +362,13 @@ fn tasks_of_agent(report: &HealthReport) -> CheckResult {
 }
 
 /// Result where the agent does not report.
-fn no_report(run_dir: &Path, error: &io::Error) -> CheckResult {
-    match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
-            ok("no agent is running")
-        }
-        io::ErrorKind::InvalidData => degraded(ANOTHER_VERSION),
-        _ => missing(explain_silence(run_dir, error)),
+fn no_report(run_dir: &Path, state: &AgentState, error: &io::Error) -> CheckResult {
+    match (error.kind(), state) {
+        (io::ErrorKind::InvalidData, _) => degraded(ANOTHER_VERSION),
+        (_, AgentState::NotThere) => ok("no agent has been started"),
+        (_, AgentState::HasEnded(_)) => degraded("no agent runs, which would say"),
+        (io::ErrorKind::PermissionDenied, AgentState::Lives(_)) => unknown(explain_silence(run_dir, error)),
+        (_, AgentState::Lives(_)) => missing(explain_silence(run_dir, error)),
     }
 }
 
@@ -362,7 +401,7 @@ mod tests {
     fn the_source_is_that_of_a_running_agent_of_any_version() {
         let dir = std::env::temp_dir().join(format!("cproxy-source-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
-        assert_eq!(source(&dir), ok("no agent is running"));
+        let source = |dir: &Path| source(dir, &AgentState::Lives(Life::Alive));
         let listener = UnixListener::bind(dir.join("cproxy.sock")).unwrap();
         let follows = |choice, seconds| {
             let server = serde_json::json!({
@@ -387,8 +426,6 @@ mod tests {
             });
             assert_eq!(found, expected, "{answer}");
         }
-        drop(listener);
-        assert_eq!(source(&dir), ok("no agent is running"), "a socket without an agent");
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use tracing::Level;
 
 use super::{
+    life::{KILLED, Life, life},
     lock,
     protocol::{
         REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL,
@@ -131,6 +132,9 @@ pub fn explain_silence(run_dir: &Path, error: &io::Error) -> String {
              its log says why it cannot",
             run_dir.display()
         ),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused if life(run_dir) == Life::Killed => {
+            format!("{KILLED}: start cproxy run")
+        }
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
             "no agent runs with the run directory {}: start cproxy run, or pass its --run-dir",
             run_dir.display()

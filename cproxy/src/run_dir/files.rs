@@ -14,7 +14,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::protocol::{FAILED, LIMITED, READY, SOCKET, UNUSABLE};
+use super::protocol::{ALIVE, FAILED, LIMITED, READY, SOCKET, UNUSABLE};
 
 /// Name of a file until it is complete.
 const TEMPORARY: &str = ".new";
@@ -40,7 +40,7 @@ pub(super) fn write(dir: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
 
 /// Removes the files of an agent that has ended.
 pub(super) fn clear(dir: &OwnedFd) -> io::Result<()> {
-    [READY, LIMITED, FAILED, UNUSABLE, SOCKET, TEMPORARY].into_iter().try_for_each(|name| remove(dir, name))
+    [READY, LIMITED, FAILED, UNUSABLE, SOCKET, ALIVE, TEMPORARY].into_iter().try_for_each(|name| remove(dir, name))
 }
 
 /// Removes a file, if it exists.

@@ -13,7 +13,7 @@ use cproxy_datapath::owned_dir;
 use tokio::net::UnixListener;
 
 use super::{
-    client, files, lock,
+    client, files, life, lock,
     protocol::{FAILED, LIMITED, READY, SOCKET, UNUSABLE},
 };
 
@@ -29,6 +29,8 @@ pub struct RunDir {
     dir: OwnedFd,
     /// Lock that no other agent can hold.
     _lock: OwnedFd,
+    /// Socket that shows that this agent lives.
+    _alive: OwnedFd,
 }
 
 impl RunDir {
@@ -41,7 +43,8 @@ impl RunDir {
             let dir = owned_dir::create(path)?;
             let lock = lock::acquire(&dir)?;
             files::clear(&dir)?;
-            Ok(Self { path: path.to_owned(), dir, _lock: lock })
+            let alive = life::show(&dir)?;
+            Ok(Self { path: path.to_owned(), dir, _lock: lock, _alive: alive })
         };
         claim().map_err(|error| RunDirError(path.to_owned(), error))
     }

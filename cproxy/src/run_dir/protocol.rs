@@ -10,6 +10,8 @@ pub(super) const LIMITED: &str = "limited";
 pub(super) const FAILED: &str = "failed";
 /// File of a failure that would repeat itself.
 pub(super) const UNUSABLE: &str = "unusable";
+/// Socket that is there as long as the agent lives, for all users.
+pub(super) const ALIVE: &str = "alive";
 /// Socket of the agent.
 pub(super) const SOCKET: &str = "cproxy.sock";
 

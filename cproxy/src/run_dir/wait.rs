@@ -12,6 +12,7 @@ use cproxy_core::{Action, ServiceName};
 use super::{
     client::{explain_silence, fetch_gauges, fetch_services},
     files::{is_ready, read_line},
+    life::{KILLED, Life, life},
     protocol::{FAILED, LIMITED, RESPONSE_TIMEOUT, UNUSABLE},
 };
 
@@ -74,6 +75,8 @@ pub fn read_limits(run_dir: &Path) -> Option<String> {
 /// Condition that does not hold yet.
 enum Missing {
     Ready,
+    /// The agent that was ready was killed.
+    Agent,
     Response(io::Error),
     Service(ServiceName),
 }
@@ -85,6 +88,9 @@ fn first_missing(conditions: &Conditions, left: Duration) -> Result<Option<Missi
     if !is_ready(&conditions.run_dir) {
         let unusable = read_line(&conditions.run_dir, UNUSABLE);
         return unusable.map_or(Ok(Some(Missing::Ready)), |reason| Err(WaitError::Unusable(reason)));
+    }
+    if life(&conditions.run_dir) == Life::Killed {
+        return Ok(Some(Missing::Agent));
     }
     if conditions.services.is_empty() {
         return Ok(None);
@@ -106,6 +112,7 @@ impl Missing {
             return format!("the agent has ended: {reason}");
         }
         match self {
+            Self::Agent => format!("{KILLED}: start cproxy run"),
             Self::Response(error) => explain_silence(run_dir, &error),
             Self::Service(service) => {
                 format!("Service {service} does not exist or has no eligible endpoint (see cproxy get services)")

@@ -9,7 +9,7 @@ use cproxy_datapath::bpf::{
 use cproxy_tests::{
     process::{Daemon, Signal, cproxy},
     sandbox::{Placement, Sandbox},
-    world::{World, web_with},
+    world::{World, start_agent, web_with},
 };
 
 use super::Answer;
@@ -63,7 +63,26 @@ fn a_hook_that_is_shadowed() {
 fn an_agent_that_is_dead() {
     let mut world = World::start([1]);
     world.agent.kill();
-    explain(&world).answered().has("degraded", "agent", &["no agent runs with the run directory", "start cproxy run"]);
+    const WORDS: [&str; 2] = ["the agent was killed: Services work as of its last change", "start cproxy run"];
+    explain(&world).answered().has("degraded", "agent", &WORDS);
+    let sandbox = &world.sandbox;
+    let has_words = |text: &str| assert!(WORDS.iter().all(|word| text.contains(word)), "{text}");
+    let waited = cproxy(sandbox, &["wait", "--timeout", "50ms"]).failure(1);
+    has_words(&waited.stderr);
+    let check = cproxy(sandbox, &["check"]);
+    has_words(check.stdout.lines().find(|line| line.starts_with("degraded") && line.contains(" agent ")).unwrap());
+    assert!(!check.stdout.contains("ok        hooks"), "{}", check.stdout);
+    let services = cproxy(sandbox, &["get", "services"]).success();
+    has_words(&services.stderr);
+    assert!(services.stdout.contains("10.96.0.10:80/TCP"), "{}", services.stdout);
+    has_words(&cproxy(sandbox, &["get", "services", "-o", "name"]).failure(1).stderr);
+    // The next agent is no riddle.
+    let mut next = start_agent(sandbox);
+    cproxy(sandbox, &["wait", "--timeout", "5s"]).success();
+    next.stop();
+    let check = cproxy(sandbox, &["check"]).stdout;
+    let words = "no agent runs: Services work as of the last change";
+    assert!(check.lines().any(|line| line.starts_with("degraded") && line.contains(words)), "{check}");
     let by_name = Answer::to(&world.sandbox, &["default/web"]);
     assert!(by_name.verdict().starts_with("default/web: unknown; only a running agent"), "{}", by_name.verdict());
 }

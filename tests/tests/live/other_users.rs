@@ -142,6 +142,36 @@ fn a_pin_directory_of_another_user_is_refused_and_cleanup_follows_nothing() {
 }
 
 #[test]
+fn another_user_learns_whether_the_agent_lives() {
+    let sandbox = Sandbox::for_test();
+    let mut agent = agent(&sandbox).start();
+    for path in [sandbox.dir().to_owned(), sandbox.run_dir()] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let as_other_user = |arguments: &[&str]| {
+        let mut command = of_other_user(&sandbox, &cproxy_binary());
+        command.args(arguments).env("CPROXY_RUN_DIR", sandbox.run_dir()).env("CPROXY_PIN_DIR", sandbox.pin_dir());
+        run(&sandbox, Placement::Unhooked, command, "", SYNC)
+    };
+    let line = |check: &Output, name: &str| -> String {
+        let mut lines = check.stdout.lines().filter(|line| line.split_whitespace().nth(1) == Some(name));
+        lines.next().unwrap_or_else(|| panic!("{name}: {check:?}")).to_owned()
+    };
+    let check = as_other_user(&["check"]);
+    assert!(line(&check, "agent").starts_with("ok"), "{check:?}");
+    for name in ["hooks", "tasks", "source", "confinement"] {
+        let line = line(&check, name);
+        assert!(line.starts_with("unknown") && line.contains("run this as root"), "{line}");
+    }
+    as_other_user(&["wait", "--timeout", "1s"]).success();
+    agent.kill();
+    let check = as_other_user(&["check"]);
+    assert!(line(&check, "agent").starts_with("degraded  agent"), "{check:?}");
+    let waited = as_other_user(&["wait", "--timeout", "50ms"]).failure(1);
+    assert!(waited.stderr.contains("the agent was killed") && waited.stderr.contains("start cproxy run"), "{waited:?}");
+}
+
+#[test]
 fn a_request_of_another_user_who_can_connect_is_refused() {
     let sandbox = Sandbox::for_test();
     let mut agent = agent(&sandbox).start();

@@ -32,8 +32,10 @@ pub(crate) enum RequirementState {
     Ok,
     /// cproxy works without it, with less function.
     Degraded,
-    /// It is absent, or could not be checked.
+    /// It is absent.
     Missing,
+    /// It cannot be checked by this user.
+    Unknown,
 }
 
 impl RequirementState {
@@ -42,6 +44,7 @@ impl RequirementState {
             Self::Ok => "ok",
             Self::Degraded => "degraded",
             Self::Missing => "missing",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -67,6 +70,10 @@ pub(super) fn degraded(detail: impl Display) -> CheckResult {
 
 pub(super) fn missing(detail: impl Display) -> CheckResult {
     (RequirementState::Missing, one_line(&detail))
+}
+
+pub(super) fn unknown(detail: impl Display) -> CheckResult {
+    (RequirementState::Unknown, one_line(&detail))
 }
 
 pub(super) fn from_result(result: Result<impl Display, impl Display>) -> CheckResult {

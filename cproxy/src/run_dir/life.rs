@@ -1,0 +1,109 @@
+//! Life of an agent, which any user may learn: a datagram socket that is bound as long as the agent lives. The kernel
+//! answers a `connect()` to it; the agent does nothing for it, also while it is stopped.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::Path,
+};
+
+use cproxy_daemon::unix_socket::path_in;
+use rustix::{
+    fs::{FileType, Mode, OFlags, chmod, fstat, openat},
+    io::Errno,
+    net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, shutdown, socket_with},
+};
+
+use super::{
+    client,
+    files::{is_ready, remove},
+    protocol::{ALIVE, SOCKET},
+};
+
+/// Effect of an agent's death, in words.
+pub const KILLED: &str = "the agent was killed: Services work as of its last change, and later changes have no effect";
+
+/// Effect of an agent's end, in words.
+pub const ENDED: &str = "no agent runs: Services work as of the last change, and later changes have no effect";
+
+/// Whether an agent lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It lives; it may be stopped.
+    Alive,
+    /// It was killed: it has left its files, as one that ends by itself does not.
+    Killed,
+    /// None has left anything.
+    None,
+    /// An agent of an earlier version has a socket that only root may connect to.
+    Unknown,
+}
+
+/// Shows that this process lives, until the socket is closed.
+///
+/// # Errors
+/// The socket cannot be made.
+pub(super) fn show(dir: &OwnedFd) -> io::Result<OwnedFd> {
+    remove(dir, ALIVE)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddrUnix::new(path_in(dir, OsStr::new(ALIVE)))?)?;
+    // Nobody can make it keep what it does not read.
+    shutdown(&socket, Shutdown::Read)?;
+    // By its descriptor: in a directory of others, the name may lead elsewhere by now. The umask has taken rights away.
+    let file = openat(dir, ALIVE, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    if FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::Socket {
+        chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), Mode::from_raw_mode(0o666))?;
+    }
+    Ok(socket)
+}
+
+/// Whether an agent lives that has this run directory.
+#[must_use]
+pub fn life(run_dir: &Path) -> Life {
+    match connected(run_dir) {
+        Ok(()) => return Life::Alive,
+        Err(Errno::NOENT | Errno::NOTDIR) if !is_ready(run_dir) && !run_dir.join(SOCKET).exists() => return Life::None,
+        Err(_) => {}
+    }
+    // An agent of an earlier version, or one whose file somebody has removed.
+    match client::agent(run_dir) {
+        Ok(_) => Life::Alive,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !run_dir.join(ALIVE).exists() => Life::Unknown,
+        Err(_) => Life::Killed,
+    }
+}
+
+fn connected(run_dir: &Path) -> Result<(), Errno> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    connect(&socket, &SocketAddrUnix::new(run_dir.join(ALIVE))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+    use crate::run_dir::{files::boot_id, protocol::READY};
+
+    #[test]
+    fn an_agent_lives_as_long_as_its_socket() {
+        let dir = std::env::temp_dir().join(format!("cproxy-life-{}", std::process::id()));
+        assert_eq!(life(&dir), Life::None);
+        fs::create_dir(&dir).unwrap();
+        assert_eq!(life(&dir), Life::None);
+        fs::write(dir.join(READY), boot_id()).unwrap();
+        assert_eq!(life(&dir), Life::Killed, "an agent of an earlier version");
+        let opened = cproxy_datapath::owned_dir::open(&dir).unwrap();
+        let socket = show(&opened).unwrap();
+        assert_eq!(fs::metadata(dir.join(ALIVE)).unwrap().permissions().mode() & 0o777, 0o666);
+        assert_eq!(life(&dir), Life::Alive);
+        let client = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        client.connect(dir.join(ALIVE)).unwrap();
+        assert!(client.send(b"nothing is kept").is_err());
+        drop(socket);
+        assert_eq!(life(&dir), Life::Killed);
+        drop(show(&opened).unwrap());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
