@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
-use super::{options::Format, output::print};
+use super::output::{print, screen};
 use crate::{
     config::{NodeNameSettings, PinDirSettings, RunDirSettings, SourceSettings, Switch},
-    diagnose::check::{self, CheckRequest, lacking, text},
+    diagnose::check::{self, CheckRequest, lacking, summary, text},
+    report::{Layout, Screen},
 };
 
 /// Flags of `cproxy check`.
@@ -16,7 +17,7 @@ use crate::{
 pub(super) struct CheckOptions {
     /// Output format
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
-    output: Format,
+    output: CheckFormat,
     #[command(flatten)]
     pub(super) switch: Switch,
     #[command(flatten)]
@@ -32,6 +33,20 @@ pub(super) struct CheckOptions {
     run: RunDirSettings,
 }
 
+/// Output format of `cproxy check`.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum CheckFormat {
+    /// Aligned columns; features of the kernel that are there are one line
+    #[default]
+    #[value(alias = "name")]
+    Table,
+    /// Aligned columns, a line for each requirement
+    Wide,
+    /// JSON
+    #[value(alias = "yaml")]
+    Json,
+}
+
 pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     let request = CheckRequest {
         disabled: options.switch.disabled(),
@@ -44,9 +59,15 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     let (mut requirements, of_network) = check::requirements(&request)?;
     let of_machine = requirements.len();
     requirements.extend(of_network);
+    let screen = match options.output {
+        CheckFormat::Wide => Screen { layout: Layout::Wide, ..screen() },
+        CheckFormat::Table | CheckFormat::Json => screen(),
+    };
+    let has_all = lacking(&requirements).is_empty();
+    let last = if has_all { format!("\n{}\n", screen.hanging(0, &summary(&requirements))) } else { String::new() };
     print(&match options.output {
-        Format::Table => text(&requirements),
-        Format::Json => format!("{}\n", serde_json::to_string_pretty(&requirements)?),
+        CheckFormat::Table | CheckFormat::Wide => text(&requirements, &screen) + &last,
+        CheckFormat::Json => format!("{}\n", serde_json::to_string_pretty(&requirements)?),
     })?;
     let (of_machine, of_network) = requirements.split_at(of_machine);
     match lacking(of_machine).as_slice() {

@@ -8,7 +8,7 @@ use cproxy_datapath::bpf::{PinDir, PinError};
 
 use super::{
     options::{Format, check_process},
-    output::print,
+    output::{print, screen},
 };
 use crate::{
     config::{PinDirSettings, RunDirSettings, Switch},
@@ -54,7 +54,7 @@ pub(super) fn run(options: ExplainOptions) -> anyhow::Result<ExitCode> {
         *kernel = reason;
     }
     let (text, answered) = match output {
-        Format::Table => text(&facts),
+        Format::Table => text(&facts, &screen()),
         Format::Json => {
             let (mut json, answered) = json(&facts)?;
             json.push('\n');

@@ -234,14 +234,20 @@ impl Silence {
     }
 }
 
-/// Names from the agent; without one there are none, which is an error only of a filter.
+/// Whether rows are chosen by the names of Services, or are nothing else.
+fn needs_names(options: &GetOptions) -> bool {
+    let is_names = options.state == View::Services && options.output == GetFormat::Name;
+    filter(options).is_set() || is_names
+}
+
+/// Names from the agent; without one there are none, which is an error only where they are needed.
 fn names(options: &GetOptions, silence: &Silence) -> anyhow::Result<Names> {
     match fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT) {
         Ok(rows) => {
             silence.0.borrow_mut().clear();
             Ok(rows.into_iter().collect())
         }
-        Err(error) if filter(options).is_set() || options.output == GetFormat::Name => {
+        Err(error) if needs_names(options) => {
             bail!("only a running agent knows the names of Services: {}", explain_silence(&options.run.run_dir, &error))
         }
         Err(error) => {

@@ -5,7 +5,7 @@ mod terminal;
 
 use std::fmt::Display;
 
-pub(super) use self::terminal::layout;
+pub(super) use self::terminal::{layout, screen};
 use super::options::Format;
 use crate::report::{FrontendRow, one_line, table_text, write_frontends_json};
 

@@ -17,7 +17,7 @@ use cproxy_datapath::{
 };
 use cproxy_wire::{diagnose, probe_nameservers};
 
-pub(crate) use self::requirement::{Requirement, lacking, text};
+pub(crate) use self::requirement::{Requirement, lacking, summary, text};
 use self::{
     network::DNS_TIME_MAX,
     requirement::{CheckResult, degraded, from_result, missing, ok, optional, required, unknown},

@@ -75,7 +75,8 @@ fn requirements(output: &Output) -> BTreeMap<&str, (&str, &str)> {
         let (name, detail) = rest.trim_start().split_once(' ').unwrap();
         (name, (state, detail.trim_start()))
     };
-    output.stdout.lines().map(requirement).collect()
+    // The last line sums them up.
+    output.stdout.lines().take_while(|line| !line.is_empty()).map(requirement).collect()
 }
 
 /// Checks that the command fails, names these requirements as missing in both formats and describes the first with
@@ -96,7 +97,7 @@ fn assert_missing(output: &Output, names: &[&str], words: &[&str]) {
 #[test]
 fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
     let sandbox = Sandbox::for_test();
-    let output = cproxy(&sandbox, &["check"]).success();
+    let output = cproxy(&sandbox, &["check", "-o", "wide"]).success();
     let found = requirements(&output);
     for name in NAMES {
         assert_eq!(found.get(name).map(|(state, _)| *state), Some("ok"), "{name}: {output:?}");
@@ -105,6 +106,10 @@ fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
     assert_eq!(found["source"].1, "no agent has been started");
     assert_eq!(found["agent"].1, "none has been started");
     assert_eq!(output.stderr, "");
+    let folded = cproxy(&sandbox, &["check"]).success();
+    let (state, detail) = requirements(&folded)["kernel_features"];
+    assert!(state == "ok" && detail.ends_with("are there; -o wide lists them"), "{folded:?}");
+    assert!(folded.stdout.lines().count() < 30, "{folded:?}");
     assert!(!sandbox.pin_dir().exists() && fs::read_dir(sandbox.run_dir()).unwrap().next().is_none());
 
     let json = cproxy(&sandbox, &["check", "-o", "json"]).json();
@@ -118,12 +123,11 @@ fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
 #[test]
 fn without_privileges_missing_capabilities_and_skipped_checks_are_named() {
     let sandbox = Sandbox::for_test();
-    let none = script(&sandbox, "exec setpriv --bounding-set=-all --inh-caps=-all $cproxy check");
-    assert_missing(
-        &none,
-        &["capabilities", "cgroup_bpf", "map_hash", "program_getpeername6", "attached"],
-        &["missing CAP_BPF", "root"],
-    );
+    let none = script(&sandbox, "exec setpriv --bounding-set=-all --inh-caps=-all $cproxy check -o wide");
+    assert_missing(&none, &["capabilities"], &["missing CAP_BPF", "root"]);
+    for name in ["cgroup_bpf", "map_hash", "program_getpeername6", "attached"] {
+        assert_eq!(requirements(&none)[name].0, "unknown", "{name}: {none:?}");
+    }
     assert_eq!(requirements(&none)["cgroup2"].0, "ok");
     let json = script(&sandbox, "exec setpriv --bounding-set=-all --inh-caps=-all $cproxy check -o json");
     assert_eq!(json.code, 1);
@@ -132,8 +136,10 @@ fn without_privileges_missing_capabilities_and_skipped_checks_are_named() {
 
     let half = script(&sandbox, "exec setpriv --bounding-set=-all,+net_admin --inh-caps=-all $cproxy check");
     assert_missing(&half, &["capabilities"], &["missing CAP_BPF:"]);
-    let enough =
-        script(&sandbox, "exec setpriv --bounding-set=-all,+bpf,+net_admin,+perfmon --inh-caps=-all $cproxy check");
+    let enough = script(
+        &sandbox,
+        "exec setpriv --bounding-set=-all,+bpf,+net_admin,+perfmon --inh-caps=-all $cproxy check -o wide",
+    );
     assert_eq!(requirements(&enough.success())["program_connect4"].0, "ok", "these three are enough");
 }
 
@@ -154,8 +160,9 @@ fn a_file_system_that_can_be_mounted_is_not_missing_and_is_not_mounted() {
         let (state, detail) = found[name];
         assert!(state == "ok" && detail.starts_with("not mounted yet") && detail.ends_with(place), "{output:?}");
     }
-    let unable =
-        format!("{bare}; exec setpriv --bounding-set=-all,+bpf,+net_admin,+perfmon --inh-caps=-all $cproxy check");
+    let unable = format!(
+        "{bare}; exec setpriv --bounding-set=-all,+bpf,+net_admin,+perfmon --inh-caps=-all $cproxy check -o wide"
+    );
     assert_missing(&script(&sandbox, &unable), &["cgroup2", "bpffs"], &["CAP_SYS_ADMIN", "--cgroup"]);
 }
 

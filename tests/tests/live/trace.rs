@@ -187,6 +187,24 @@ fn filters_hold_back_other_calls() {
 }
 
 #[test]
+fn the_canary_is_left_out_unless_a_destination_names_it() {
+    const CANARY: &str = "198.51.100.7";
+    let world = World::builder().pods([1]).objects(cproxy_tests::world::web_with([1]));
+    let world = world.args(["--canary-address", CANARY]).start();
+    let mut tracer = start(&world.sandbox, &["-o", "json"]);
+    cproxy(&world.sandbox, &["check"]).success();
+    echo::ask_name(Form::V4.web()).unwrap();
+    wait_event(&mut tracer, &[("address", "10.96.0.10".into())]);
+    assert!(tracer.stop().success());
+    assert!(events(&tracer).iter().all(|event| event["address"] != CANARY), "{}", tracer.log());
+
+    let mut tracer = start(&world.sandbox, &["-o", "json", CANARY]);
+    cproxy(&world.sandbox, &["check"]).success();
+    wait_event(&mut tracer, &[("address", CANARY.into())]);
+    assert!(tracer.stop().success());
+}
+
+#[test]
 fn an_excluded_port_is_shown() {
     let world =
         World::builder().pods([1]).objects(cproxy_tests::world::web_with([1])).args(["--exclude-port", "80"]).start();

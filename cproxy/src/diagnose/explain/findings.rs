@@ -9,7 +9,7 @@ use super::{
     facts::{Facts, ProcessFacts, ProgramFacts, SocketFacts},
     probe::Probe,
 };
-use crate::report::{ChangeRow, FrontendRow, SocketRow};
+use crate::report::{ChangeRow, Colour, FrontendRow, SocketRow};
 
 /// Number of retransmissions from which on a socket counts as one whose peer does not answer.
 const RETRANSMITS_MIN: u8 = 2;
@@ -43,6 +43,15 @@ pub struct Finding {
 }
 
 impl State {
+    /// Colour in the output.
+    pub(super) fn colour(self) -> Colour {
+        match self {
+            Self::Ok => Colour::Green,
+            Self::Degraded => Colour::Yellow,
+            Self::Broken => Colour::Red,
+        }
+    }
+
     /// Name in the output.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -9,7 +9,13 @@ use super::{
     findings::{Finding, findings},
     verdict::{Outcome, Verdict, verdicts},
 };
-use crate::report::{EndpointRow, endpoints_text, printable_lines};
+use crate::report::{Colour, EndpointRow, Screen, endpoints_text, one_line, printable_lines};
+
+/// Columns of a state, and of a fact's name.
+const STATE_COLUMNS: usize = 10;
+const NAME_COLUMNS: usize = 10;
+/// Indentation of the further lines of a verdict.
+const VERDICT_INDENT: usize = 2;
 
 /// Maximum number of verdicts that a text shows.
 const VERDICTS_MAX: usize = 20;
@@ -53,7 +59,7 @@ pub fn json(facts: &Facts) -> serde_json::Result<(String, bool)> {
 
 /// The answer as text, and whether all calls are answered.
 #[must_use]
-pub fn text(facts: &Facts) -> (String, bool) {
+pub fn text(facts: &Facts, screen: &Screen) -> (String, bool) {
     let Answer { answered, calls, findings, endpoints, .. } = answer(facts);
     let mut text = String::new();
     for verdict in calls.iter().take(VERDICTS_MAX) {
@@ -63,18 +69,25 @@ pub fn text(facts: &Facts) -> (String, bool) {
             _ => "NOT answered",
         };
         // Writing to a String does not fail.
-        writeln!(text, "{}: {word}; {}", verdict.call, verdict.reason).ok();
+        let colour = if verdict.answered { Colour::Green } else { Colour::Red };
+        let reason =
+            screen.hanging(VERDICT_INDENT, &one_line(&format_args!("{}: {word}; {}", verdict.call, verdict.reason)));
+        text.push_str(&reason.replacen(word, &screen.painted(word, colour), 1));
+        text.push('\n');
     }
     if calls.len() > VERDICTS_MAX {
         writeln!(text, "and {} more", calls.len() - VERDICTS_MAX).ok();
     }
     text.push('\n');
     for Finding { state, name, detail } in &findings {
-        writeln!(text, "{:10}{name:10}{detail}", state.as_str()).ok();
+        let gap = " ".repeat(STATE_COLUMNS.saturating_sub(state.as_str().len()));
+        let state = screen.painted(state.as_str(), state.colour());
+        let detail = screen.hanging(STATE_COLUMNS + NAME_COLUMNS, &one_line(detail));
+        writeln!(text, "{state}{gap}{name:NAME_COLUMNS$}{detail}").ok();
     }
     if !endpoints.is_empty() {
         let endpoints: Vec<_> = endpoints.into_iter().cloned().collect();
-        write!(text, "\n{}", endpoints_text(&endpoints)).ok();
+        write!(text, "\n{}", printable_lines(&endpoints_text(&endpoints))).ok();
     }
-    (printable_lines(&text), answered)
+    (text, answered)
 }

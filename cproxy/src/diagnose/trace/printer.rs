@@ -87,6 +87,8 @@ pub(super) struct Printer {
     print: fn(&str) -> anyhow::Result<bool>,
     warn: fn(&dyn Display),
     run_dir: PathBuf,
+    /// Whether the calls are left out by which the agent tests its programs: no destination names them.
+    hides_canary: bool,
     names: Names,
     /// Time of the last question to the agent for names.
     asked: Option<Instant>,
@@ -112,6 +114,7 @@ impl Printer {
             print: request.print,
             warn: request.warn,
             run_dir: request.run_dir.clone(),
+            hides_canary: request.filter.destinations.is_empty(),
             names: Names::default(),
             asked: None,
             header: if has_header { trace_header() } else { String::new() },
@@ -128,6 +131,12 @@ impl Printer {
             if self.wanted == 0 {
                 break;
             }
+            if self.names.service(&event.frontend).is_none() {
+                self.ask_names();
+            }
+            if self.hides_canary && self.names.is_canary(&event.frontend) {
+                continue;
+            }
             self.wanted -= 1;
             text.push_str(&self.line(event)?);
             text.push('\n');
@@ -143,10 +152,7 @@ impl Printer {
         Ok(is_open && self.wanted > 0)
     }
 
-    fn line(&mut self, event: &TraceEvent) -> serde_json::Result<String> {
-        if self.names.service(&event.frontend).is_none() {
-            self.ask_names();
-        }
+    fn line(&self, event: &TraceEvent) -> serde_json::Result<String> {
         let row = TraceRow::new(event, &self.names, self.clock_offset_ns);
         if self.is_json { serde_json::to_string(&row) } else { Ok(row.text()) }
     }
