@@ -7,6 +7,7 @@ mod install;
 mod last_changes;
 mod list_doubts;
 mod own_sockets;
+mod problem_times;
 mod queries;
 mod readiness;
 mod reconciler;

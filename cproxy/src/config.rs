@@ -218,7 +218,9 @@ impl fmt::Display for ObjectSource {
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.source.source().fmt(f)?;
-        for row in self.rows().iter().filter(|row| self.switch.origins.has(&row.name)) {
+        let is_of_source = |name: &str| SourceSettings::SETTINGS.iter().any(|setting| setting.name == name);
+        let rows = self.rows().into_iter().filter(|row| !is_of_source(&row.name));
+        for row in rows.filter(|row| self.switch.origins.has(&row.name)) {
             write!(f, "; {} {}", row.name, row.value)?;
         }
         Ok(())

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     config::TableSettings,
-    report::{AgentReport, HealthReport, SourceReport},
+    report::{AgentReport, HealthReport, ProblemRow, SourceReport},
     state::{CanaryState, RestoreSign, ServiceCalls, Status},
     target::Target,
 };
@@ -40,6 +40,8 @@ pub enum Query {
     Source(oneshot::Sender<SourceReport>),
     /// View of a destination.
     Explain(Target, oneshot::Sender<AgentReport>),
+    /// Present problems of objects and files.
+    Problems(oneshot::Sender<Vec<ProblemRow>>),
     /// Health of the programs, after a look at them.
     Health(oneshot::Sender<HealthReport>),
     /// State of the canary.

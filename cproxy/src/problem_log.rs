@@ -8,15 +8,29 @@ use cproxy_core::Problem;
 #[derive(Debug, Default)]
 pub(crate) struct ProblemLog(BTreeSet<Problem>);
 
+/// Problems that have come and gone.
+#[derive(Debug, Default)]
+pub(crate) struct ProblemChanges {
+    pub(crate) new: Vec<Problem>,
+    pub(crate) ended: Vec<Problem>,
+}
+
 impl ProblemLog {
     /// Records the current problems and returns the new ones, also those that have returned. The caller logs them,
     /// since the log has a limit for each place in the code.
     #[must_use]
     pub(crate) fn update(&mut self, current: impl IntoIterator<Item = Problem>) -> Vec<Problem> {
+        self.exchange(current).new
+    }
+
+    /// The same, with those that have ended.
+    #[must_use]
+    pub(crate) fn exchange(&mut self, current: impl IntoIterator<Item = Problem>) -> ProblemChanges {
         let current = BTreeSet::from_iter(current);
         let new = current.difference(&self.0).cloned().collect();
+        let ended = self.0.difference(&current).cloned().collect();
         self.0 = current;
-        new
+        ProblemChanges { new, ended }
     }
 }
 

@@ -27,6 +27,7 @@
 //! | `gauges` | gauges of the agent as a JSON object |
 //! | `source` | source of the agent as a JSON object |
 //! | `explain TARGET` | the agent's view of an address or a Service as a JSON object |
+//! | `problems` | present problems of objects and files as a JSON array |
 //! | `health` | health of the programs as a JSON object, after a look at them |
 //! | `config` | settings in force as a JSON array, each with its origin |
 //! | `log` | the last lines of the log |
@@ -49,7 +50,7 @@ mod wait;
 
 pub use client::{
     agent, exchange, explain_silence, fetch_config, fetch_explanation, fetch_gauges, fetch_health, fetch_log,
-    fetch_services, fetch_source, request_log_level, request_reseed,
+    fetch_problems, fetch_services, fetch_source, request_log_level, request_reseed,
 };
 pub use files::read_states;
 pub use life::{ENDED, KILLED, Life, life};

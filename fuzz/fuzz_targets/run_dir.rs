@@ -90,6 +90,7 @@ async fn own_table(mut messages: mpsc::Receiver<Message>) {
             Message::Query(Query::Gauges(sender)) => drop(sender.send(vec![("frontends", 7)])),
             Message::Query(Query::Source(sender)) => drop(sender.send(source())),
             Message::Query(Query::Health(sender)) => drop(sender.send(health())),
+            Message::Query(Query::Problems(sender)) => drop(sender.send(Vec::new())),
             Message::Query(Query::Explain(_, sender)) => drop(sender.send(report())),
             Message::Command(Command::Reseed(sender)) => drop(sender.send(Ok(()))),
             other => panic!("a client has sent {other:?}"),
@@ -102,12 +103,12 @@ fn source() -> SourceReport {
 }
 
 fn health() -> HealthReport {
-    HealthReport { differences: Vec::new(), canary: CanaryReport::Reached, repairs: 1 }
+    HealthReport { differences: Vec::new(), canary: CanaryReport::Reached, repairs: 1, ended_tasks: Vec::new() }
 }
 
 fn report() -> AgentReport {
     let (services, unserved, node_name, synced_seconds) = Default::default();
-    AgentReport { services, unserved, source: source(), node_name, has_node: false, synced_seconds }
+    AgentReport { services, unserved, source: source(), unread: Vec::new(), node_name, has_node: false, synced_seconds }
 }
 
 /// Whatever an agent answers, commands print lines of text that steer no terminal.

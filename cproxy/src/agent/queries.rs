@@ -5,6 +5,7 @@ use cproxy_daemon::{Tasks, log_lines_left_out};
 use super::{
     last_changes::LastChanges,
     list_doubts::ListDoubts,
+    problem_times::ProblemTimes,
     readiness::Readiness,
     service_report::{ExplainContext, ServerQuery},
     source::SourceStatus,
@@ -24,6 +25,7 @@ pub(super) struct Queries<'a> {
     pub(super) source: &'a SourceStatus,
     pub(super) readiness: &'a Readiness,
     pub(super) last_changes: &'a LastChanges,
+    pub(super) problem_times: &'a ProblemTimes,
     pub(super) measures: Option<&'a Measures>,
     pub(super) sockets: &'a SocketGauges,
     pub(super) places: &'a TcpPlaceWatch,
@@ -59,6 +61,10 @@ impl Queries<'_> {
                 } else {
                     sender.send(report).ok();
                 }
+            }
+            Query::Problems(sender) => {
+                let Table { store, planner, .. } = self.table;
+                drop(sender.send(self.problem_times.rows(store, planner)));
             }
             Query::Health(sender) => self.health.request_check(sender),
             Query::Canary(sender) => drop(sender.send(self.table.canary_state())),

@@ -20,6 +20,7 @@ use super::{
     error::AgentError,
     last_changes::LastChanges,
     list_doubts::ListDoubts,
+    problem_times::ProblemTimes,
     queries::Queries,
     readiness::Readiness,
     source::SourceStatus,
@@ -55,6 +56,8 @@ pub(super) struct Reconciler {
     /// Whether a list has ended since the last write: the memory that it took can then be released.
     has_applied_list: bool,
     problem_log: ProblemLog,
+    source_problem_log: ProblemLog,
+    problem_times: ProblemTimes,
     /// Revision of the planner's problems in `problem_log`.
     logged_revision: Option<u64>,
     /// Measures for `status_http`, if it serves.
@@ -103,6 +106,8 @@ impl Reconciler {
             last_changes: LastChanges::default(),
             has_applied_list: false,
             problem_log: ProblemLog::default(),
+            source_problem_log: ProblemLog::default(),
+            problem_times: ProblemTimes::default(),
             logged_revision: None,
             measures: None,
             tasks,
@@ -210,6 +215,7 @@ impl Reconciler {
             source: &self.source,
             readiness: &self.readiness,
             last_changes: &self.last_changes,
+            problem_times: &self.problem_times,
             measures: self.measures.as_deref(),
             sockets: &self.shared.socket_gauges,
             places: &self.shared.place_watch,
@@ -263,9 +269,16 @@ impl Reconciler {
             if let Event::ListFrom(kind, list) = &event {
                 self.doubts.record_list(*kind, list);
             }
-            for problem in self.table.store.apply(event) {
+            let is_of_source = matches!(event, Event::SourceProblems { .. });
+            let mut new = self.table.store.apply(event);
+            for problem in &new {
                 tracing::warn!(name: "problem", "{problem}");
             }
+            if is_of_source {
+                // The source has logged them.
+                new = self.source_problem_log.update(self.table.store.source_problems().cloned());
+            }
+            self.problem_times.record(&new, &self.table.store, &self.table.planner);
         }
         self.doubts.follow_reports(self.table.store.take_list_reports(), &self.source);
     }
@@ -328,9 +341,11 @@ impl Reconciler {
     fn log_problems(&mut self) {
         let revision = self.table.planner.problems_revision();
         if self.logged_revision.replace(revision) != Some(revision) {
-            for problem in self.problem_log.update(self.table.planner.problems()) {
+            let new = self.problem_log.update(self.table.planner.problems());
+            for problem in &new {
                 tracing::warn!(name: "problem", "{problem}");
             }
+            self.problem_times.record(&new, &self.table.store, &self.table.planner);
         }
     }
 }

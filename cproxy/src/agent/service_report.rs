@@ -41,6 +41,7 @@ impl ExplainContext<'_> {
             services: self.services(target).iter().map(|name| self.service(name, &table_problems)).collect(),
             unserved: None,
             source: self.source.report(),
+            unread: self.store.unread().iter().map(ToString::to_string).collect(),
             node_name: self.store.node_name().map(str::to_owned),
             has_node: self.store.has_node() == Some(true),
             synced_seconds: self.changes.synced_seconds(),

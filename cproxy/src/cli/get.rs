@@ -2,7 +2,7 @@
 
 mod watch;
 
-use std::cell::RefCell;
+use std::{cell::RefCell, io};
 
 use anyhow::{anyhow, bail};
 use clap::{
@@ -20,10 +20,10 @@ use super::output::{layout, print, print_error, print_json_rows};
 use crate::{
     config::{PinDirSettings, RunDirSettings},
     report::{
-        BackendRow, CountedRow, FrontendRow, Layout, Names, ServiceFilter, SocketRow, TableRow, backend_rows,
-        counters_json, counters_text, table_text,
+        BackendRow, CountedRow, FrontendRow, Layout, Names, ProblemRow, ServiceFilter, SocketRow, TableRow,
+        backend_rows, counters_json, counters_text, table_text,
     },
-    run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_services},
+    run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_problems, fetch_services},
 };
 
 /// Flags of `cproxy get`.
@@ -62,6 +62,8 @@ enum View {
     Counters,
     /// Settings of a running agent, and where each comes from
     Config,
+    /// Objects and files with a mistake, as a running agent has them
+    Problems,
 }
 
 /// Output format of `cproxy get`.
@@ -82,8 +84,11 @@ enum GetFormat {
 
 pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
     check_usage(options)?;
-    if let View::Config = options.state {
-        return print_config(options);
+    // These need an agent, and no table.
+    match options.state {
+        View::Config => return print_config(options),
+        View::Problems => return print_problems(options),
+        _ => {}
     }
     let pins = PinDir::new(&options.pin.pin_dir);
     pins.check_installed()?;
@@ -96,6 +101,7 @@ pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
         View::Sockets => print_sockets(options, &pins),
         View::Counters => print_counters(options, &pins),
         View::Config => print_config(options),
+        View::Problems => print_problems(options),
     }
 }
 
@@ -106,8 +112,8 @@ fn check_usage(options: &GetOptions) -> Result<(), UsageError> {
     match options.output {
         _ if options.watch && !is_watchable => conflict("--watch shows changes of services and backends only"),
         GetFormat::Yaml | GetFormat::Name if options.watch => conflict("--watch prints table, wide or json"),
-        _ if matches!(options.state, View::Counters | View::Config) && filter(options).is_set() => {
-            conflict("counters and settings are of no single Service: --namespace and --service do not fit")
+        _ if matches!(options.state, View::Counters | View::Config | View::Problems) && filter(options).is_set() => {
+            conflict("counters, settings and problems are of no single Service: --namespace and --service do not fit")
         }
         _ => Ok(()),
     }
@@ -202,6 +208,15 @@ fn print_config(options: &GetOptions) -> anyhow::Result<()> {
     let run_dir = &options.run.run_dir;
     let rows = fetch_config(run_dir).map_err(|error| anyhow!(explain_silence(run_dir, &error)))?;
     print_rows(options, rows, |row| printable(&row.name))
+}
+
+fn print_problems(options: &GetOptions) -> anyhow::Result<()> {
+    let run_dir = &options.run.run_dir;
+    let rows = fetch_problems(run_dir).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => anyhow!("the running agent is of another version and does not say"),
+        _ => anyhow!(explain_silence(run_dir, &error)),
+    })?;
+    print_rows(options, rows, ProblemRow::name)
 }
 
 /// Prints rows in the format that was asked for.

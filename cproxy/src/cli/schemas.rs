@@ -6,7 +6,7 @@ use crate::{
     config::SettingRow,
     diagnose::check::Requirement,
     diagnose::explain::Answer,
-    report::{BackendRow, EndpointRow, FrontendRow, SocketRow, SummaryRow, TraceRow},
+    report::{BackendRow, EndpointRow, FrontendRow, ProblemRow, SocketRow, SummaryRow, TraceRow},
 };
 
 /// A Service's frontends, and why endpoints are used or not.
@@ -21,12 +21,13 @@ struct Explained {
 
 /// Commands with their output.
 #[must_use]
-pub fn schemas() -> [(&'static str, Schema); 10] {
+pub fn schemas() -> [(&'static str, Schema); 11] {
     [
         ("cproxy get services -o json", schema_for!(Vec<FrontendRow>)),
         ("cproxy get backends -o json", schema_for!(Vec<BackendRow>)),
         ("cproxy get sockets -o json", schema_for!(Vec<SocketRow>)),
         ("cproxy get config -o json", schema_for!(Vec<SettingRow>)),
+        ("cproxy get problems -o json", schema_for!(Vec<ProblemRow>)),
         ("cproxy resolve -o json", schema_for!(Vec<FrontendRow>)),
         ("cproxy resolve --explain NAME -o json", schema_for!(Explained)),
         ("cproxy explain NAME -o json", schema_for!(Answer<'_>)),

@@ -21,13 +21,14 @@ const PAUSE: Duration = Duration::from_millis(10);
 const FILE_BYTES_MAX: usize = 16 << 20;
 
 /// Commands whose output is in the report, and the names of its files.
-const COMMANDS: [(&str, &[&str]); 7] = [
+const COMMANDS: [(&str, &[&str]); 8] = [
     ("version.txt", &["version"]),
     ("check.json", &["check", "-o", "json"]),
     ("services.json", &["get", "services", "-o", "json"]),
     ("backends.json", &["get", "backends", "-o", "json"]),
     ("sockets.json", &["get", "sockets", "-o", "json"]),
     ("counters.json", &["get", "counters", "-o", "json"]),
+    ("problems.json", &["get", "problems", "-o", "json"]),
     ("config.json", &["get", "config", "-o", "json"]),
 ];
 

@@ -28,7 +28,8 @@ use crate::{
     privileges::{Rights, can_filter_system_calls},
     report::{HealthReport, Names, SourceReport},
     run_dir::{
-        self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_services, fetch_source, life,
+        self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_problems, fetch_services,
+        fetch_source, life,
     },
 };
 
@@ -77,6 +78,7 @@ fn of_machine(request: &CheckRequest<'_>) -> Vec<Requirement> {
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
     all.push(optional("other_programs", kernel.probe(|| other_programs(&pins, cgroup.as_ref().ok()))));
     all.push(optional("source", source(run_dir, &agent)));
+    all.push(optional("problems", problems(run_dir, &agent)));
     all
 }
 
@@ -299,6 +301,19 @@ const ANOTHER_VERSION: &str = "the running agent is of another version and does 
 fn source(run_dir: &Path, state: &AgentState) -> CheckResult {
     let report = |report: SourceReport| if report.is_good() { ok(report) } else { degraded(report) };
     fetch_source(run_dir).map_or_else(|error| no_report(run_dir, state, &error), report)
+}
+
+/// Objects and files with a mistake.
+fn problems(run_dir: &Path, state: &AgentState) -> CheckResult {
+    match fetch_problems(run_dir).as_deref() {
+        Err(error) => no_report(run_dir, state, error),
+        Ok([]) => ok("none of objects and files"),
+        Ok([one]) => degraded(format!("{}: {}", one.object, one.problem)),
+        Ok([first, more @ ..]) => {
+            let problem = format!("{}: {}", first.object, first.problem);
+            degraded(format!("{problem}; and {} more: see cproxy get problems", more.len()))
+        }
+    }
 }
 
 /// State of the agent, as any user may learn it.

@@ -118,7 +118,23 @@ impl Files {
 
     /// Problems of files, and of unreadable objects.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().chain(self.files.values().flatten().flat_map(Contents::problems))
+        self.unread().chain(self.problems_of_objects())
+    }
+
+    /// Files and directories that could not be read or parsed.
+    pub fn unread(&self) -> impl Iterator<Item = &Problem> {
+        self.problems.values()
+    }
+
+    fn problems_of_objects(&self) -> impl Iterator<Item = &Problem> {
+        self.files.values().flatten().flat_map(Contents::problems)
+    }
+
+    /// All problems, as the store takes them.
+    #[must_use]
+    pub fn problem_event(&self) -> Event {
+        let others = self.problems_of_objects().cloned().chain(self.duplicates()).collect();
+        Event::SourceProblems { unread: self.unread().cloned().collect(), others }
     }
 
     /// Whether a file could not be read or parsed.

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy_core::Event;
+use cproxy_core::{Event, Problem};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::{io::unix::AsyncFd, sync::mpsc};
 
@@ -206,10 +206,21 @@ fn directory(path: &Path) -> &Path {
 
 /// Sends the files' content now and after every change; ends when the receiver is closed.
 pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<Vec<Event>>) {
-    let mut problem_log = ProblemLog::default();
+    let (mut problem_log, mut unread_log) = (ProblemLog::default(), ProblemLog::default());
     loop {
-        for problem in problem_log.update(files.problems().cloned().chain(files.duplicates())) {
+        let changes = problem_log.exchange(files.problems().cloned().chain(files.duplicates()));
+        for problem in &changes.new {
             tracing::warn!(name: "problem", "{problem}");
+        }
+        let still: BTreeSet<_> = files.unread().map(|problem| problem.object.clone()).collect();
+        for Problem { object, .. } in unread_log.exchange(files.unread().cloned()).ended {
+            if !still.contains(&object) && Path::new(&object).exists() {
+                tracing::info!(name: "problem_ended", "{object}: can be read again");
+            }
+        }
+        let has_changed = !changes.new.is_empty() || !changes.ended.is_empty();
+        if has_changed && events.send(vec![files.problem_event()]).await.is_err() {
+            return;
         }
         if send(&files, &events).await.is_err() {
             return;

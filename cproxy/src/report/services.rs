@@ -14,6 +14,9 @@ pub struct AgentReport {
     pub unserved: Option<UnservedReport>,
     /// Source that the agent follows.
     pub source: SourceReport,
+    /// Parts of the source that cannot be read, and may have any object. An earlier agent does not say.
+    #[serde(default)]
+    pub unread: Vec<String>,
     /// Name of this node, if it was given.
     pub node_name: Option<String>,
     /// Whether the Node of that name is known.

@@ -21,12 +21,12 @@ use super::{
     lock,
     protocol::{
         REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL,
-        REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+        REQUEST_PROBLEMS, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
     },
 };
 use crate::{
     config::SettingRow,
-    report::{AgentReport, FrontendRow, HealthReport, SourceReport},
+    report::{AgentReport, FrontendRow, HealthReport, ProblemRow, SourceReport},
     target::Target,
 };
 
@@ -78,6 +78,15 @@ pub fn fetch_source(run_dir: &Path) -> io::Result<SourceReport> {
 /// As [`fetch_source`].
 pub fn fetch_health(run_dir: &Path) -> io::Result<HealthReport> {
     let response = fetch(run_dir, REQUEST_HEALTH, RESPONSE_TIMEOUT)?;
+    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Present problems of a running agent.
+///
+/// # Errors
+/// As [`fetch_source`].
+pub fn fetch_problems(run_dir: &Path) -> io::Result<Vec<ProblemRow>> {
+    let response = fetch(run_dir, REQUEST_PROBLEMS, RESPONSE_TIMEOUT)?;
     serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 

@@ -23,6 +23,8 @@ pub(super) const REQUEST_GAUGES: &str = "gauges\n";
 pub(super) const REQUEST_SOURCE: &str = "source\n";
 /// Start of a request for the view of a destination, which follows it.
 pub(super) const REQUEST_EXPLAIN: &str = "explain ";
+/// Request for the present problems.
+pub(super) const REQUEST_PROBLEMS: &str = "problems\n";
 /// Request for a look at the programs.
 pub(super) const REQUEST_HEALTH: &str = "health\n";
 /// Request for the settings in force.

@@ -11,8 +11,8 @@ use tokio::{
 use tracing::Level;
 
 use super::protocol::{
-    REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL, REQUEST_RESEED,
-    REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+    REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL, REQUEST_PROBLEMS,
+    REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
 };
 use crate::{
     controls::Controls,
@@ -98,12 +98,13 @@ pub async fn respond(mut stream: UnixStream, mailbox: Mailbox, controls: &Contro
             serde_json::to_vec(&gauges)?
         }
         REQUEST_SOURCE => serde_json::to_vec(&mailbox.ask(Query::Source).await?)?,
+        REQUEST_PROBLEMS => serde_json::to_vec(&mailbox.ask(Query::Problems).await?)?,
         REQUEST_HEALTH => serde_json::to_vec(&mailbox.ask(Query::Health).await?)?,
         REQUEST_RESEED => match mailbox.order(Command::Reseed).await? {
             Ok(()) => b"ok\n".to_vec(),
             Err(error) => format!("error: {error}\n").into_bytes(),
         },
-        _ => b"error: the requests are: services, gauges, source, health, explain TARGET, config, \
+        _ => b"error: the requests are: services, gauges, source, problems, health, explain TARGET, config, \
                log, log-level LEVEL, reseed\n"
             .to_vec(),
     };

@@ -162,6 +162,11 @@ mod tests {
         fs::write(ready.run_dir.join(READY), "of another boot\n").unwrap();
         assert_eq!(outcome(&ready), "cannot run here: too old");
         fs::write(ready.run_dir.join(READY), boot_id()).unwrap();
+        fs::remove_file(ready.run_dir.join(FAILED)).unwrap();
+        assert_eq!(outcome(&ready), format!("not ready after 30ms: {KILLED}: start cproxy run"));
+        let opened = cproxy_datapath::owned_dir::open(&ready.run_dir).unwrap();
+        let _alive = crate::run_dir::life::show(&opened).unwrap();
+        fs::write(ready.run_dir.join(FAILED), "no route").unwrap();
         assert_eq!(outcome(&ready), "ready", "an earlier failure does not count");
         let service = Conditions { services: vec![ServiceName::new("default", "web")], ..ready.clone() };
         assert!(outcome(&service).starts_with("not ready after 30ms: "), "{}", outcome(&service));

@@ -56,6 +56,13 @@ pub enum Event {
     NodeIps(Vec<Address>),
     /// Treatment of the external addresses of Services.
     ExternalIps(ExternalIps),
+    /// Present problems of a source that knows more of its objects than the store does, such as files.
+    SourceProblems {
+        /// Parts of it that cannot be read. They may have any object.
+        unread: Vec<Problem>,
+        /// Other problems.
+        others: Vec<Problem>,
+    },
     /// The objects of a kind were compared with the source as it was after the comparison of this number was asked for:
     /// all changes until then have arrived.
     Compared(ResourceKind, u64),
@@ -77,6 +84,7 @@ impl Event {
             | Self::PodIps(_)
             | Self::NodeIps(_)
             | Self::ExternalIps(_)
+            | Self::SourceProblems { .. }
             | Self::Compared(..) => None,
         }
     }
@@ -98,6 +106,8 @@ pub struct Store {
     dirty: BTreeSet<Arc<ServiceName>>,
     list_reports: Vec<ListReport>,
     problems: BTreeMap<(ResourceKind, ObjectName), Box<[Problem]>>,
+    /// Parts of the source that cannot be read, and its other problems.
+    source_problems: [Vec<Problem>; 2],
 }
 
 /// Node of the pod.
@@ -177,6 +187,7 @@ impl Store {
             Event::Unreadable { kind, name, message } => return self.apply_unreadable(kind, name, &message),
             Event::PodIps(addresses) => self.set_pod_ips(addresses),
             Event::ExternalIps(external_ips) => self.set_external_ips(external_ips),
+            Event::SourceProblems { unread, others } => self.source_problems = [unread, others],
             Event::NodeIps(addresses) => self.change_node(|store| store.context.node_ips = addresses),
             // An earlier comparison may have shown an earlier state.
             Event::Compared(kind, number) => {
@@ -316,9 +327,21 @@ impl Store {
         self.packed_slice(name).map(|packed| SliceRow::unpack(packed))
     }
 
-    /// Current problems, ordered by object.
+    /// Parts of the source that cannot be read now. They may have any object.
+    #[must_use]
+    pub fn unread(&self) -> &[Problem] {
+        let [unread, _] = &self.source_problems;
+        unread
+    }
+
+    /// Problems of the source, also those of parts that cannot be read.
+    pub fn source_problems(&self) -> impl Iterator<Item = &Problem> {
+        self.source_problems.iter().flatten()
+    }
+
+    /// Current problems: of the source, then by object.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().flatten()
+        self.source_problems().chain(self.problems.values().flatten())
     }
 
     fn apply_row(&mut self, kind: ResourceKind, row: Option<ObjectRow>) -> Vec<Problem> {

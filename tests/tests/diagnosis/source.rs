@@ -4,10 +4,10 @@ use std::fs;
 
 use cproxy_tests::{
     control_plane::ControlPlane,
-    manifest::http_service,
-    process::{Agent, eventually},
+    manifest::{self, http_service},
+    process::{Agent, cproxy, eventually},
     sandbox::Sandbox,
-    world::SYNC,
+    world::{SYNC, start_agent},
 };
 use serde_json::json;
 
@@ -23,6 +23,41 @@ fn expect_source(sandbox: &Sandbox, state: &str, words: &[&str]) -> Answer {
         let is_it = |line: &&str| line.starts_with(state) && words.iter().all(|word| line.contains(word));
         if answer.lines("source").iter().any(is_it) { Ok(answer) } else { Err(answer.0.stdout) }
     })
+}
+
+#[test]
+fn a_manifest_with_a_mistake() {
+    let sandbox = Sandbox::for_test();
+    let dir = sandbox.manifest_dir();
+    manifest::write(&dir, "web.json", [http_service("web", "10.96.0.10", ["10.244.0.1"])].concat());
+    let mistake = "kind: Service\nmetadata: {name: x}\n  spec: nonsense\n";
+    fs::write(dir.join("bad.yaml"), mistake).unwrap();
+    let mut agent = start_agent(&sandbox);
+    const WORDS: [&str; 2] = ["bad.yaml", "line 3"];
+    for target in ["default/x", "10.96.0.11:80"] {
+        let answer = Answer::to(&sandbox, &[target]);
+        assert!(WORDS.iter().all(|word| answer.verdict().contains(word)), "{}", answer.verdict());
+        drop(answer.has("degraded", "unread", &WORDS));
+    }
+    let check = cproxy(&sandbox, &["check"]).success().stdout;
+    let problems = check.lines().find(|line| line.starts_with("degraded  problems")).unwrap();
+    assert!(WORDS.iter().all(|word| problems.contains(word)), "{problems}");
+    let rows = || cproxy(&sandbox, &["get", "problems", "-o", "json"]).success().json();
+    let found = rows();
+    assert_eq!(found.as_array().unwrap().len(), 1, "{found}");
+    assert!(found[0]["object"].as_str().unwrap().ends_with("/bad.yaml"), "{found}");
+    let table = cproxy(&sandbox, &["get", "problems"]).success().stdout;
+    assert!(table.starts_with("OBJECT") && table.lines().count() == 2, "{table}");
+    // An object that cannot be served is another.
+    let broken = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "broken", "namespace": "default"},
+                        "spec": {"clusterIP": "10.96.0.300", "ports": [{"port": 80}]}});
+    manifest::write(&dir, "broken.json", [broken]);
+    eventually(SYNC, "two problems", || if rows().as_array().unwrap().len() == 2 { Ok(()) } else { Err(rows()) });
+
+    fs::write(dir.join("bad.yaml"), "").unwrap();
+    fs::remove_file(dir.join("broken.json")).unwrap();
+    agent.wait_log("bad.yaml: can be read again", SYNC);
+    eventually(SYNC, "no problem", || if rows() == json!([]) { Ok(()) } else { Err(rows()) });
 }
 
 #[test]

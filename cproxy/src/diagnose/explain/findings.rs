@@ -9,7 +9,7 @@ use super::{
     facts::{Facts, ProcessFacts, ProgramFacts, SocketFacts},
     probe::Probe,
 };
-use crate::report::{ChangeRow, Colour, FrontendRow, SocketRow};
+use crate::report::{ChangeRow, Colour, FrontendRow, SocketRow, time};
 
 /// Number of retransmissions from which on a socket counts as one whose peer does not answer.
 const RETRANSMITS_MIN: u8 = 2;
@@ -74,6 +74,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
     if let Ok(agent) = &facts.agent {
         let state = if agent.report.source.is_good() { State::Ok } else { State::Degraded };
         all.push(finding(state, "source", &agent.report.source));
+        all.extend(agent.report.unread.iter().map(|problem| finding(State::Degraded, "unread", problem)));
         all.extend(node(facts));
         all.extend(table(facts));
         let problems = agent.report.services.iter().flat_map(|service| &service.problems);
@@ -295,14 +296,4 @@ fn backends(facts: &Facts) -> Vec<Finding> {
         finding(state, "backend", format!("{backend} {outcome}"))
     };
     facts.probes.iter().map(finding_of).collect()
-}
-
-/// A time in its largest unit.
-fn time(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7200 => format!("{} min", seconds / 60),
-        7200..172_800 => format!("{} h", seconds / 3600),
-        _ => format!("{} days", seconds / 86_400),
-    }
 }

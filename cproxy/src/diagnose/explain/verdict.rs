@@ -267,8 +267,16 @@ fn no_service(facts: &Facts) -> String {
         (Some(agent), _) if agent.report.source.is_stale() => {
             "no Service that the agent knows has it, and its source is stale".to_owned()
         }
-        (Some(_), _) => "no Service has it".to_owned(),
+        (Some(agent), _) => format!("no Service has it{}", may_be_unread(agent)),
         (None, _) => "the kernel's table does not have it, and no agent runs that could know more".to_owned(),
+    }
+}
+
+/// Files that cannot be read and may have what is asked for.
+fn may_be_unread(agent: &AgentFacts) -> String {
+    match agent.report.unread.as_slice() {
+        [] => String::new(),
+        unread => format!("; what cannot be read may have it: {}", unread.join("; ")),
     }
 }
 
@@ -278,7 +286,7 @@ fn unknown(facts: &Facts) -> Verdict {
         (Target::Service(name), _, Ok(agent)) => match (&agent.report.unserved, agent.report.services.first()) {
             (Some(unserved), _) => format!("it is not served: {}", unserved.reason),
             (None, Some(_)) => "it has no address and port that cproxy could serve".to_owned(),
-            (None, None) => format!("the source of the agent has no Service {name}"),
+            (None, None) => format!("the source of the agent has no Service {name}{}", may_be_unread(agent)),
         },
         (Target::Service(name), _, Err(error)) => {
             format!("only a running agent knows the addresses of Service {name}: {error}")

@@ -115,7 +115,7 @@ fn given_addresses_are_the_only_ones() {
     // No IPv6 address is compared with the ranges, since an address is given.
     world.wait(|rows| all_are(rows, BALANCER_IP, "drop"));
     assert_balancer([false, false]);
-    assert!(world.agent.log().contains("given own addresses 10.9.0.2"), "{}", world.agent.log());
+    assert!(world.agent.log().contains("pod-ip 10.9.0.2"), "{}", world.agent.log());
     world.agent.stop();
     let agent = start_agent_with(&world.sandbox, ["--pod-ip", "10.1.0.99", "fd01::99"]);
     assert_balancer([true, true]);

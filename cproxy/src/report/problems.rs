@@ -1,0 +1,54 @@
+//! Problems of objects and files.
+
+use cproxy_core::{Problem, printable};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    table::{Cell, Column, TableRow},
+    time::time,
+};
+
+/// Present problem in the output of `cproxy get problems`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ProblemRow {
+    /// The object, as kind and namespace/name, or the file.
+    pub object: String,
+    /// Path of the field from the object's root; empty for the object as a whole.
+    pub field: String,
+    /// Error and its consequence.
+    pub problem: String,
+    /// Seconds since the agent has it.
+    pub since_seconds: u64,
+}
+
+impl ProblemRow {
+    /// Row of a problem that the agent has had for some time.
+    #[must_use]
+    pub fn new(problem: &Problem, since_seconds: u64) -> Self {
+        let Problem { object, field, message } = problem.clone();
+        Self { object, field, problem: message, since_seconds }
+    }
+
+    /// Name for `-o name`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        printable(&self.object)
+    }
+}
+
+impl TableRow for ProblemRow {
+    const COLUMNS: &'static [Column] = &[Column::name("OBJECT"), Column::fixed("SINCE"), Column::name("PROBLEM")];
+
+    type Key = (String, String, String);
+
+    fn key(&self) -> Self::Key {
+        (self.object.clone(), self.field.clone(), self.problem.clone())
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let separator = if self.field.is_empty() { "" } else { ": " };
+        let problem = format!("{}{separator}{}", self.field, self.problem);
+        [self.object.clone(), time(self.since_seconds), problem].map(|cell| Cell::or_dash(Some(&cell))).into()
+    }
+}
