@@ -1,11 +1,12 @@
 //! The agent: prepares, installs, then follows its source for ever. One task owns store, table and maps.
 
 mod canary;
-mod doubt;
 mod error;
+mod first_lists;
 mod install;
 mod last_changes;
 mod list_doubts;
+mod loop_settings;
 mod own_sockets;
 mod problem_times;
 mod queries;
@@ -16,7 +17,6 @@ mod service_report;
 mod source;
 mod start;
 mod table;
-mod table_settings;
 mod tasks;
 mod timeline;
 

@@ -30,23 +30,6 @@ pub use self::{
 };
 pub use crate::canary::CanaryAddresses;
 
-/// All settings by group, in the order of the help.
-pub const SETTINGS: [Group; 13] = [
-    SwitchSettings::GROUP,
-    SourceSettings::GROUP,
-    BootstrapSettings::GROUP,
-    NodeNameSettings::GROUP,
-    NodeSettings::GROUP,
-    CgroupSettings::GROUP,
-    TrafficSettings::GROUP,
-    CounterSettings::GROUP,
-    MonitoringSettings::GROUP,
-    PinDirSettings::GROUP,
-    RunDirSettings::GROUP,
-    LogSettings::GROUP,
-    WaitSettings::GROUP,
-];
-
 /// Source of Services and EndpointSlices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectSource {
@@ -56,9 +39,9 @@ pub enum ObjectSource {
     Manifests(Vec<PathBuf>),
 }
 
-/// Settings of the programs and of the search for stale sockets.
+/// Settings that the task which owns the table needs, from the start and whenever they change.
 #[derive(Clone, Debug)]
-pub struct TableSettings {
+pub struct LoopSettings {
     /// Processes and destinations that are left alone, as the programs know them.
     pub exclusions: Exclusions,
     /// Choice of a backend for a new connection.
@@ -67,45 +50,59 @@ pub struct TableSettings {
     pub terminate_sockets: TerminateSockets,
 }
 
-/// Configuration of the agent: all settings of `cproxy run`, which are its flags.
-#[derive(Args, Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+/// Makes the configuration of its groups, and all that goes over them.
+macro_rules! groups {
+    ($($(#[$of_group:meta])* $field:ident: $group:ty,)*) => {
+        /// All settings by group, in the order of the help; those of `cproxy wait` come last.
+        pub const SETTINGS: &[Group] = &[$(<$group>::GROUP,)* WaitSettings::GROUP];
+
+        /// Configuration of the agent: all settings of `cproxy run`, which are its flags.
+        #[derive(Args, Clone, Debug, PartialEq, Eq)]
+        pub struct Config {
+            $($(#[$of_group])*
+            #[command(flatten)]
+            pub $field: $group,)*
+        }
+
+        impl Config {
+            /// The groups with their values, in the order of the help.
+            fn groups(&self) -> Vec<&dyn Settings> {
+                vec![$(&self.$field),*]
+            }
+
+            /// Takes the values of `old` for settings that count at the next start.
+            fn keep(&mut self, old: &Self) {
+                $(self.$field.keep(&old.$field);)*
+            }
+        }
+    };
+}
+
+groups! {
     /// Whether the agent does anything on this machine. An agent that runs has found it so at its start.
-    #[command(flatten)]
-    pub switch: Switch,
-    /// Source of the objects.
-    #[command(flatten)]
-    pub source: SourceSettings,
+    switch: Switch,
+    /// Source of the objects: what a change of its kind replaces as a whole.
+    source: SourceSettings,
     /// Table until the first complete sync.
-    #[command(flatten)]
-    pub bootstrap: BootstrapSettings,
+    bootstrap: BootstrapSettings,
     /// Name of the node.
-    #[command(flatten)]
-    pub node_name: NodeNameSettings,
+    node_name: NodeNameSettings,
     /// Addresses of node and VM, as far as they are given.
-    #[command(flatten)]
-    pub node: NodeSettings,
+    node: NodeSettings,
     /// Place of the programs.
-    #[command(flatten)]
-    pub cgroup: CgroupSettings,
+    cgroup: CgroupSettings,
     /// Calls that are translated, and how.
-    #[command(flatten)]
-    pub traffic: TrafficSettings,
+    traffic: TrafficSettings,
     /// Counters by Service.
-    #[command(flatten)]
-    pub counters: CounterSettings,
+    counters: CounterSettings,
     /// Tests by the agent itself, and what monitoring sees.
-    #[command(flatten)]
-    pub monitoring: MonitoringSettings,
+    monitoring: MonitoringSettings,
     /// The pin directory.
-    #[command(flatten)]
-    pub pins: PinDirSettings,
+    pins: PinDirSettings,
     /// The run directory.
-    #[command(flatten)]
-    pub run: RunDirSettings,
+    run: RunDirSettings,
     /// The log.
-    #[command(flatten)]
-    pub log: LogSettings,
+    log: LogSettings,
 }
 
 impl Config {
@@ -132,31 +129,6 @@ impl Config {
     #[must_use]
     pub fn node_context(&self) -> NodeContext {
         self.node.context(&self.node_name)
-    }
-
-    /// The settings with their values: those of the source first.
-    fn groups(&self) -> [&dyn Settings; 12] {
-        let Self { switch, source, bootstrap, node_name, node, cgroup, traffic, counters, monitoring, pins, run, log } =
-            self;
-        [source, &switch.settings, bootstrap, node_name, node, cgroup, traffic, counters, monitoring, pins, run, log]
-    }
-
-    /// Takes the values of `old` for settings that count at the next start.
-    fn keep(&mut self, old: &Self) {
-        let Self { switch, source, bootstrap, node_name, node, cgroup, traffic, counters, monitoring, pins, run, log } =
-            self;
-        switch.settings.keep(&old.switch.settings);
-        source.keep(&old.source);
-        bootstrap.keep(&old.bootstrap);
-        node_name.keep(&old.node_name);
-        node.keep(&old.node);
-        cgroup.keep(&old.cgroup);
-        traffic.keep(&old.traffic);
-        counters.keep(&old.counters);
-        monitoring.keep(&old.monitoring);
-        pins.keep(&old.pins);
-        run.keep(&old.run);
-        log.keep(&old.log);
     }
 }
 

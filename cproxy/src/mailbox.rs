@@ -7,7 +7,7 @@ use cproxy_datapath::bpf::ServiceCounters;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    config::TableSettings,
+    config::LoopSettings,
     report::{AgentReport, HealthReport, ProblemRow, SourceReport},
     state::{CanaryState, RestoreSign, ServiceCalls, Status},
     target::Target,
@@ -56,7 +56,7 @@ pub enum Command {
     /// The same, for a sign of that.
     Resume(RestoreSign),
     /// Other settings.
-    Configure(TableSettings, oneshot::Sender<Result<(), String>>),
+    Configure(LoopSettings, oneshot::Sender<Result<(), String>>),
     /// Addresses of the VM to which datagram sockets are connected that are to be refused.
     SetOwnAddresses(Vec<Address>),
     /// Places of TCP sockets that have gone.

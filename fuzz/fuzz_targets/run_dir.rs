@@ -53,6 +53,7 @@ async fn check_request(bytes: &[u8], piece: usize) {
         b"gauges\n" => assert_eq!(from_slice::<Map<String, Value>>(&response).unwrap()["frontends"], 7),
         b"source\n" => assert_eq!(from_slice::<SourceReport>(&response).unwrap(), source()),
         b"health\n" => assert_eq!(from_slice::<HealthReport>(&response).unwrap(), health()),
+        b"problems\n" => assert_eq!(response, b"[]"),
         b"reseed\n" => assert_eq!(response, b"ok\n"),
         b"config\n" => assert_eq!(response, b"[]"),
         b"log\n" => assert_eq!(response, b""),

@@ -6,7 +6,7 @@ use cproxy_core::{ListReport, ListSource, ListVerdict, Loss, ResourceKind, SECON
 use tokio::time::Instant;
 
 use super::{
-    doubt::{FirstLists, Judgement},
+    first_lists::{FirstLists, Judgement},
     source::SourceStatus,
 };
 

@@ -16,8 +16,8 @@ use tokio::{
 
 use super::{
     canary::Canary,
-    doubt::FirstLists,
     error::AgentError,
+    first_lists::FirstLists,
     last_changes::LastChanges,
     list_doubts::ListDoubts,
     problem_times::ProblemTimes,
@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     canary::{ADDRESSES, CanaryAddresses},
-    config::TableSettings,
+    config::LoopSettings,
     mailbox::{Command, Message},
     problem_log::ProblemLog,
     state::{Measures, RestoreSign, ResumeReason},
@@ -115,7 +115,7 @@ impl Reconciler {
     }
 
     /// Applies settings, before anything else and whenever they change.
-    pub(super) fn configure(&mut self, settings: &TableSettings) -> Result<(), TableError> {
+    pub(super) fn configure(&mut self, settings: &LoopSettings) -> Result<(), TableError> {
         self.table.configure(settings)?;
         self.shared.retired_queue.set_mode(settings.terminate_sockets);
         Ok(())

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::{canary::Canary, readiness::Ready, seed::new_seed};
 use crate::{
     canary::service_name,
-    config::TableSettings,
+    config::LoopSettings,
     state::{CanaryState, Untried},
 };
 
@@ -93,8 +93,8 @@ impl Table {
     }
 
     /// Applies settings of the programs.
-    pub(super) fn configure(&mut self, settings: &TableSettings) -> Result<(), TableError> {
-        let TableSettings { exclusions, balance, .. } = settings;
+    pub(super) fn configure(&mut self, settings: &LoopSettings) -> Result<(), TableError> {
+        let LoopSettings { exclusions, balance, .. } = settings;
         self.maps.apply(&[Op::SetExclusions(exclusions.clone()), Op::SetBalance(*balance)])?;
         self.exclusions.clone_from(exclusions);
         Ok(())

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 
-use super::SwitchSettings;
+use super::{Group, Setting, Settings, SwitchSettings};
 
 /// Place of a setting that no place has.
 const DEFAULT: &str = "default";
@@ -52,7 +52,24 @@ pub struct Switch {
     pub origins: Origins,
 }
 
+impl Settings for Switch {
+    fn settings(&self) -> &'static [Setting] {
+        self.settings.settings()
+    }
+
+    fn values(&self) -> Vec<String> {
+        self.settings.values()
+    }
+
+    fn keep(&mut self, old: &Self) {
+        self.settings.keep(&old.settings);
+    }
+}
+
 impl Switch {
+    /// The group of its settings.
+    pub const GROUP: Group = SwitchSettings::GROUP;
+
     /// Reason why cproxy does nothing here, if it does not.
     #[must_use]
     pub fn disabled(&self) -> Option<String> {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Config, Secrecy, Setting};
+use super::{Config, Secrecy, Setting, SourceSettings};
 
 /// Value of a setting that may not be shown.
 const SECRET: &str = "(secret)";
@@ -32,7 +32,11 @@ impl Config {
 
     /// All settings with their values, those of the source first. Each kind of source has settings of its own.
     pub(super) fn values(&self) -> impl Iterator<Item = (&'static Setting, String)> {
-        let all = self.groups().into_iter().flat_map(|group| group.settings().iter().zip(group.values()));
+        let of_source = SourceSettings::SETTINGS;
+        let (first, others): (Vec<_>, Vec<_>) =
+            self.groups().into_iter().partition(|group| group.settings() == of_source);
+        let all = first.into_iter().chain(others);
+        let all = all.flat_map(|group| group.settings().iter().zip(group.values()));
         let of_other_source = self.source.settings_of_other_kind();
         all.filter(move |(setting, _)| !of_other_source.contains(&setting.name))
     }

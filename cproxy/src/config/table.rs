@@ -22,7 +22,7 @@ settings! {
     /// Switch of a machine that has cproxy in its image.
     SwitchSettings {
         /// Whether cproxy does anything on this machine: if not, `run` removes what an earlier start has left, and ends
-        #[arg(value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
+        #[arg(value_name = "true|false", default_value = "true", action = ArgAction::Set)]
         "enabled" enabled: bool, OnRestart, Shown,
             { without: "", example: "",
               effect: "`false` leaves this machine [as one without cproxy](#a-switch-for-each-machine). Also of \
@@ -233,7 +233,7 @@ settings! {
             { without: "", example: "",
               effect: "Least severe level to log." };
         /// Log lines as text or as JSON objects
-        #[arg(value_name = "FORMAT", value_enum, default_value_t)]
+        #[arg(value_name = "FORMAT", value_enum, default_value = "text")]
         "log-format" log_format: LogFormat, OnRestart, Shown,
             { without: "", example: "",
               effect: "Log lines as text or as one JSON object each." };

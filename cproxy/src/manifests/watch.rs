@@ -25,9 +25,9 @@ use super::{
 use crate::problem_log::ProblemLog;
 
 /// Several files are often written together: their changes become one.
-const QUIET: Duration = Duration::from_millis(10);
+const FILES_QUIET: Duration = Duration::from_millis(10);
 /// No stream of changes delays the first for longer than this.
-const DELAY_MAX: Duration = Duration::from_millis(100);
+const FILES_DELAY_MAX: Duration = Duration::from_millis(100);
 /// Maximum number of events in one message.
 const EVENTS_AT_ONCE: usize = 128;
 
@@ -124,9 +124,9 @@ impl Watcher {
                 return Ok(Change::Paths(changed));
             }
         }
-        let deadline = tokio::time::Instant::now() + DELAY_MAX;
+        let deadline = tokio::time::Instant::now() + FILES_DELAY_MAX;
         loop {
-            let quiet = (tokio::time::Instant::now() + QUIET).min(deadline);
+            let quiet = (tokio::time::Instant::now() + FILES_QUIET).min(deadline);
             match tokio::time::timeout_at(quiet, self.read(&mut change)).await {
                 Ok(result) => result?,
                 Err(_) => break,

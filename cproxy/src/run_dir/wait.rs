@@ -108,11 +108,10 @@ fn first_missing(conditions: &Conditions, left: Duration) -> Result<Option<Missi
 
 impl Missing {
     fn explain(self, run_dir: &Path) -> String {
-        if let Some(reason) = read_line(run_dir, FAILED) {
-            return format!("the agent has ended: {reason}");
-        }
+        let failure = read_line(run_dir, FAILED);
         match self {
             Self::Agent => format!("{KILLED}: start cproxy run"),
+            _ if let Some(reason) = failure => format!("the agent has ended: {reason}"),
             Self::Response(error) => explain_silence(run_dir, &error),
             Self::Service(service) => {
                 format!("Service {service} does not exist or has no eligible endpoint (see cproxy get services)")

@@ -1,6 +1,7 @@
 //! Settings in documents and images: the tables of docs/reference.md and the example file.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     fs, io, mem,
     path::{Path, PathBuf},
@@ -52,7 +53,7 @@ pub(crate) fn update(repository: &Path) -> io::Result<Vec<PathBuf>> {
 /// The page, with each block made anew.
 fn with_blocks(program: &Command, page: &str) -> Result<String, String> {
     let mut made = String::new();
-    let mut is_inside = false;
+    let (mut is_inside, mut has) = (false, BTreeSet::new());
     for line in page.lines() {
         is_inside &= line != END;
         if !is_inside {
@@ -60,10 +61,15 @@ fn with_blocks(program: &Command, page: &str) -> Result<String, String> {
         }
         if let Some(names) = line.strip_prefix(BEGIN).and_then(|line| line.strip_suffix(" -->")) {
             is_inside = true;
+            has.extend(names.split(", "));
             made.push_str(&if names == AT_ONCE { at_once() } else { table(program, names)? });
         }
     }
-    Ok(made)
+    let groups = SETTINGS.iter().filter_map(|group| group.name.strip_suffix("Settings"));
+    match groups.into_iter().find(|group| !has.contains(group)) {
+        Some(group) => Err(format!("no line `{BEGIN}NAMES -->` of docs/reference.md names the group {group}")),
+        None => Ok(made),
+    }
 }
 
 /// Table of the groups of these names.

@@ -10,12 +10,12 @@ use tokio::net::UnixListener;
 use crate::{
     agent::{
         error::AgentError,
+        loop_settings::loop_settings,
         source::{self, CheckedSource},
-        table_settings::table_settings,
         tasks::resume::{self, KernelLog},
         timeline::{Phase, Timeline},
     },
-    config::{Config, TableSettings},
+    config::{Config, LoopSettings},
     manifests::{self, ParseOptions},
     privileges,
     run_dir::RunDir,
@@ -41,7 +41,7 @@ pub(in crate::agent) struct Checked {
 pub(super) struct Input {
     pub(super) node: NodeContext,
     pub(super) bootstrap: Option<Store>,
-    pub(super) settings: TableSettings,
+    pub(super) settings: LoopSettings,
     pub(super) source: CheckedSource,
 }
 
@@ -74,7 +74,7 @@ impl Input {
         let options = ParseOptions { node_name: node.node_name.clone(), whole_service: None };
         let bootstrap = config.bootstrap.bootstrap.as_deref();
         let bootstrap = bootstrap.map(|path| read_bootstrap(path, &node, &options)).transpose()?;
-        let settings = table_settings(config)?;
+        let settings = loop_settings(config)?;
         let source = source::check(&config.source.source(), options).await?;
         if let CheckedSource::Manifests(_, files) = &source
             && let Some(problem) = files.missing_node()

@@ -8,8 +8,8 @@ use tokio::{signal::unix::Signal, sync::mpsc, time::sleep};
 
 use super::own_addresses::{AddressSource, PresentAddresses};
 use crate::{
-    agent::{error::AgentError, table_settings::table_settings},
-    config::{Change, Config, ObjectSource, TableSettings},
+    agent::{error::AgentError, loop_settings::loop_settings},
+    config::{Change, Config, LoopSettings, ObjectSource},
     controls::Controls,
     mailbox::{Command, Mailbox},
     privileges,
@@ -41,7 +41,7 @@ pub(in crate::agent) struct Reloader {
 struct Checked {
     config: Config,
     applied: Vec<Change>,
-    table_settings: TableSettings,
+    loop_settings: LoopSettings,
     api_server: Option<(ApiServer, Configuration)>,
 }
 
@@ -64,7 +64,7 @@ impl Reloader {
     async fn check(&self) -> Result<Checked, String> {
         let (config, changes) = self.config.replaced_by((self.reread)()?);
         let text = |error: AgentError| error.to_string();
-        let table_settings = table_settings(&config).map_err(text)?;
+        let loop_settings = loop_settings(&config).map_err(text)?;
         let api_server = match config.source.source() {
             ObjectSource::ApiServer(server) => {
                 self.check_sockets(&server)?;
@@ -79,7 +79,7 @@ impl Reloader {
         changes.deferred.iter().for_each(|change| {
             tracing::warn!(name: "settings_deferred", "SIGHUP: {change}: takes effect when the agent starts again");
         });
-        Ok(Checked { config, applied: changes.applied, table_settings, api_server })
+        Ok(Checked { config, applied: changes.applied, loop_settings, api_server })
     }
 
     /// Checks that the agent may connect to each Unix socket that it did not have before. Those in force may be away.
@@ -98,8 +98,8 @@ impl Reloader {
     }
 
     async fn apply(&mut self, checked: Checked) {
-        let Checked { config, applied, table_settings, api_server } = checked;
-        let command = |sender| Command::Configure(table_settings, sender);
+        let Checked { config, applied, loop_settings, api_server } = checked;
+        let command = |sender| Command::Configure(loop_settings, sender);
         if let Ok(Err(error)) = self.mailbox.order(command).await {
             tracing::error!("SIGHUP: {error}");
         }
