@@ -69,6 +69,9 @@ async fn requirements(config: &Config) -> Vec<Requirement> {
             None => "none: each client sees everything".to_owned(),
         }),
     );
+    if config.listen.is_empty() {
+        add("listen", Err("none is given: pass --listen, such as unix:///run/cproxy-relay.sock".to_owned()));
+    }
     for address in &config.listen {
         let opened =
             listener::open(address, None).map_err(|error| format!("{address}: {error}: choose another --listen"));

@@ -164,7 +164,10 @@ fn parse(cli: &mut clap::Command, settings: MachineSettings) -> Result<Command, 
             options.switch.origins = origins;
         }
         Command::Wait(options) => options.switch.origins = origins,
-        Command::Check(options) => options.switch.origins = origins,
+        Command::Check(options) => {
+            options.switch.origins = origins;
+            options.settings_error = settings.error.map(|error| error.to_string());
+        }
         Command::Explain(options) => options.switch.origins = origins,
         _ => {}
     }

@@ -33,6 +33,9 @@ use rustix::process::Pid;
 /// Pods of the Service that answers.
 const PODS: [u8; 2] = [1, 2];
 
+/// Map that programs are tried with.
+const TEMPORARY: &str = "aya_global";
+
 /// Faults in an ordinary run of a test.
 const SAMPLE: usize = 5;
 
@@ -158,6 +161,10 @@ impl World {
     /// Holdings of an agent that has never seen a fault.
     fn reference(&self) -> Holdings {
         let agent = self.start_ready();
+        // The kernel frees a map of the loader some time after its end.
+        eventually(FREED, "the loader's maps are freed", || {
+            if self.holdings(&agent).contains_key(TEMPORARY) { Err("not yet") } else { Ok(()) }
+        });
         let reference = at_rest(|| self.holdings(&agent));
         self.stop(agent);
         reference

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 
-use super::output::{print, screen};
+use super::{
+    machine_settings::unknown_variables,
+    output::{print, screen},
+};
 use crate::{
     config::{NodeNameSettings, PinDirSettings, RunDirSettings, SourceSettings, Switch},
     diagnose::check::{self, CheckRequest, lacking, summary, text},
@@ -31,6 +34,9 @@ pub(super) struct CheckOptions {
     pin: PinDirSettings,
     #[command(flatten)]
     run: RunDirSettings,
+    /// Reason why `run` refuses the settings of the machine
+    #[arg(skip)]
+    pub(super) settings_error: Option<String>,
 }
 
 /// Output format of `cproxy check`.
@@ -50,6 +56,8 @@ enum CheckFormat {
 pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     let request = CheckRequest {
         disabled: options.switch.disabled(),
+        settings_error: options.settings_error.clone(),
+        unknown_variables: unknown_variables(&super::command()),
         source: options.source.source(),
         node_name: options.node.name(),
         cgroup: options.cgroup.as_deref(),

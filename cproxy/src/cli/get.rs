@@ -53,16 +53,22 @@ pub(super) struct GetOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum View {
     /// Frontends and their backends
+    #[value(aliases = ["service", "svc"])]
     Services,
     /// Backends and their frontends
+    #[value(aliases = ["backend", "endpoints", "ep"])]
     Backends,
     /// Sockets connected through cproxy, and whether their backends still serve
+    #[value(alias = "socket")]
     Sockets,
     /// Counters of the programs, and gauges of a running agent
+    #[value(alias = "counter")]
     Counters,
     /// Settings of a running agent, and where each comes from
+    #[value(aliases = ["settings", "setting"])]
     Config,
     /// Objects and files with a mistake, as a running agent has them
+    #[value(alias = "problem")]
     Problems,
 }
 
@@ -147,10 +153,15 @@ fn print_services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let has_counters = counters.is_some();
     let rows = services(options, pins, &Silence::default())?.map(|row| with_counts(row, counters.as_ref()));
     match options.output {
-        GetFormat::Json => print_json_rows(rows),
+        GetFormat::Json => {
+            let mut rows = rows.peekable();
+            report_none(options, rows.peek().is_none());
+            print_json_rows(rows)
+        }
         // Several frontends have one name.
         GetFormat::Name => {
             let names: std::collections::BTreeSet<_> = rows.filter_map(|row| row.service).collect();
+            report_none(options, names.is_empty());
             print(&names.iter().map(|name| format!("{}\n", printable(name))).collect::<String>())
         }
         GetFormat::Wide if has_counters => print_rows(options, rows.map(CountedRow), |_| String::new()),
@@ -219,6 +230,14 @@ fn print_problems(options: &GetOptions) -> anyhow::Result<()> {
     print_rows(options, rows, ProblemRow::name)
 }
 
+/// Says, as kubectl does, that a filter has left nothing.
+fn report_none(options: &GetOptions, is_empty: bool) {
+    let filter = filter(options);
+    if is_empty && filter.is_set() {
+        print_error(&format_args!("no rows {}", filter.words()));
+    }
+}
+
 /// Prints rows in the format that was asked for.
 fn print_rows<R: TableRow + Serialize>(
     options: &GetOptions,
@@ -226,6 +245,7 @@ fn print_rows<R: TableRow + Serialize>(
     name: impl Fn(&R) -> String,
 ) -> anyhow::Result<()> {
     let rows: Vec<_> = rows.into_iter().collect();
+    report_none(options, rows.is_empty());
     print(&match options.output {
         GetFormat::Table => table_text(&rows, layout()),
         GetFormat::Wide => table_text(&rows, Layout::Wide),

@@ -4,7 +4,7 @@
 //! The flag comes first, then the environment, the kernel's command line and the file.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env, fs, io,
     path::{Path, PathBuf},
 };
@@ -21,6 +21,9 @@ use crate::config::Origins;
 const KERNEL_COMMAND_LINE: &str = "/proc/cmdline";
 const KERNEL_PREFIX: &str = "cproxy.";
 const FILE: &str = "/etc/cproxy/cproxy.conf";
+/// Start of all variables, and of those of the relay.
+const VARIABLE_PREFIX: &str = "CPROXY_";
+const RELAY_PREFIX: &str = "CPROXY_RELAY_";
 /// Variable with the path of another file.
 const FILE_VARIABLE: &str = "CPROXY_CONFIG";
 
@@ -80,6 +83,23 @@ pub(super) fn with_settings(cli: Command) -> (Command, MachineSettings) {
     let (valid, invalid) = validate(&cli, settings);
     let cli = cli.mut_subcommands(|command| with_defaults(command, &valid));
     (cli, MachineSettings { valid, error: broken.or(invalid) })
+}
+
+/// Variables that are named like settings and are none. Those that Kubernetes makes for a Service whose name begins
+/// with `cproxy` are no mistakes, nor are the relay's.
+pub(super) fn unknown_variables(cli: &Command) -> Vec<String> {
+    let mut known = BTreeSet::from([FILE_VARIABLE.to_owned()]);
+    add_variables(cli, &mut known);
+    let is_of_service = |name: &str| name.contains("_SERVICE_") || name.contains("_PORT_") || name.ends_with("_PORT");
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let ours = names.filter(|name| name.starts_with(VARIABLE_PREFIX) && !name.starts_with(RELAY_PREFIX));
+    ours.filter(|name| !known.contains(name) && !is_of_service(name)).collect()
+}
+
+fn add_variables(command: &Command, known: &mut BTreeSet<String>) {
+    let variables = command.get_arguments().filter_map(|flag| flag.get_env()?.to_str());
+    known.extend(variables.map(str::to_owned));
+    command.get_subcommands().for_each(|below| add_variables(below, known));
 }
 
 /// Places of the values of a command's flags, by the flag's name. Defaults are left out.

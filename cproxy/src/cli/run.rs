@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use cproxy_daemon::{LogFilter, memory, notify};
 
-use super::{cleanup, exit_codes, usage_error::summary};
+use super::{cleanup, exit_codes, machine_settings::unknown_variables, usage_error::summary};
 use crate::{agent, config::Config, report::one_line};
 
 /// Returns [`exit_codes::DISABLED`] where cproxy is disabled.
@@ -16,6 +16,9 @@ pub(super) fn run(config: Config) -> anyhow::Result<ExitCode> {
         return disabled(&config, &reason);
     }
     let config = checked(config)?;
+    for name in unknown_variables(&super::command()) {
+        tracing::warn!("the variable {name} is no setting and has no effect: see cproxy run --help");
+    }
     tracing::info!(name: "started", "cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(agent::run(config, log, reread))?;

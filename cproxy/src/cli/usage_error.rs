@@ -24,6 +24,7 @@ pub(super) fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode
         return if error.use_stderr() { ExitCode::from(exit_codes::USAGE) } else { ExitCode::SUCCESS };
     }
     let command = env::args_os().nth(1).and_then(|name| cli.find_subcommand(name));
+    let command = command.filter(|command| command.get_name() != "help");
     let name = command.map_or_else(String::new, |command| format!("{} ", command.get_name()));
     let message = format!("{} (see cproxy {name}--help)", summary(error));
     print_error(&message);
@@ -39,7 +40,18 @@ pub(super) fn summary(error: &clap::Error) -> String {
     if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
         text = text.replacen(value, &shorten(value), 1);
     }
-    usage_error_line(&text)
+    format!("{}{}", usage_error_line(&text), similar(error))
+}
+
+/// A name like the one that was mistyped.
+fn similar(error: &clap::Error) -> String {
+    let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    let names = kinds.into_iter().find_map(|kind| match error.get(kind)? {
+        ContextValue::String(name) => Some(name.clone()),
+        ContextValue::Strings(names) => names.first().cloned(),
+        _ => None,
+    });
+    names.map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
 /// Requested run directory, even if other arguments cannot be parsed.

@@ -15,7 +15,7 @@ use cproxy_datapath::{
     },
     sockets::{self, Abilities},
 };
-use cproxy_wire::{diagnose, probe_nameservers};
+use cproxy_wire::{ClientError, configure, diagnose, probe_nameservers};
 
 pub(crate) use self::requirement::{Requirement, lacking, summary, text};
 use self::{
@@ -25,6 +25,7 @@ use self::{
 use crate::{
     agent::{generation_id, socket_setup},
     config::ObjectSource,
+    manifests::{Files, ParseOptions},
     privileges::{Rights, can_filter_system_calls},
     report::{HealthReport, Names, SourceReport},
     run_dir::{
@@ -37,6 +38,10 @@ use crate::{
 pub(crate) struct CheckRequest<'a> {
     /// Reason why cproxy does nothing here, if it is disabled.
     pub(crate) disabled: Option<String>,
+    /// Reason why `run` refuses the settings of the machine, if it does.
+    pub(crate) settings_error: Option<String>,
+    /// Variables that are named like settings and are none.
+    pub(crate) unknown_variables: Vec<String>,
     pub(crate) source: ObjectSource,
     pub(crate) node_name: Option<String>,
     /// cgroup2 directory that `run` would attach to; `None`: the cgroup2 root.
@@ -56,6 +61,13 @@ fn of_machine(request: &CheckRequest<'_>) -> Vec<Requirement> {
     let capabilities = Environment::capabilities();
     let kernel = Kernel { is_accessible: capabilities.is_ok() };
     let mut all = Vec::from_iter(request.disabled.clone().map(|reason| optional("enabled", degraded(reason))));
+    all.extend(request.settings_error.iter().map(|error| required("settings", missing(error))));
+    all.extend(
+        request
+            .unknown_variables
+            .iter()
+            .map(|name| optional("settings", degraded(format!("the variable {name} is no setting and has no effect")))),
+    );
     all.extend([
         required("kernel", from_result(Environment::kernel())),
         required("capabilities", from_result(capabilities.map(|()| "enough to load and attach programs"))),
@@ -93,8 +105,11 @@ fn of_network(request: &CheckRequest<'_>) -> anyhow::Result<Vec<Requirement>> {
     let (findings, answers) = runtime.block_on(async {
         let answers = tokio::spawn(probe_nameservers(DNS_TIME_MAX));
         let findings = match &request.source {
-            ObjectSource::ApiServer(server) => diagnose(server, node, setup.clone(), &root).await,
-            ObjectSource::Manifests(_) => Vec::new(),
+            ObjectSource::ApiServer(server) => match configure(server).await {
+                Err(ClientError::NoServiceAccount(_)) => Err(no_api_server(AgentState::of(request.run_dir, &pins))),
+                _ => Ok(diagnose(server, node, setup.clone(), &root).await),
+            },
+            ObjectSource::Manifests(_) => Ok(Vec::new()),
         };
         (findings, answers.await.unwrap_or_default())
     });
@@ -104,10 +119,38 @@ fn of_network(request: &CheckRequest<'_>) -> anyhow::Result<Vec<Requirement>> {
         table.frontends.retain(|frontend, _| !names.is_canary(frontend));
         table
     });
-    let mut all: Vec<_> = findings.into_iter().map(Requirement::from).collect();
+    let mut all = match findings {
+        Ok(findings) => findings.into_iter().map(Requirement::from).collect(),
+        Err(none) => vec![optional("api_server", none)],
+    };
+    if let ObjectSource::Manifests(paths) = &request.source {
+        all.push(required("manifests", manifests(paths)));
+    }
     all.extend(network::families(table.as_ref(), &setup));
     all.push(optional("dns", network::dns(&answers, table.as_ref(), &services, is_served(&pins))));
     Ok(all)
+}
+
+/// Settings that name no API server. Those of a running agent may be others.
+fn no_api_server(agent: AgentState) -> CheckResult {
+    if agent.lives() {
+        return ok("none is known: pass --kubeconfig or --apiserver to check the way to one");
+    }
+    degraded("none is known, and `cproxy run` would not start: pass --kubeconfig, --apiserver or --manifests")
+}
+
+/// Files that `run` would follow.
+fn manifests(paths: &[PathBuf]) -> CheckResult {
+    let files = match Files::read(paths, ParseOptions::default()) {
+        Ok(files) => files,
+        Err(error) => return missing(error),
+    };
+    let problems: Vec<_> = files.problems().collect();
+    match problems.as_slice() {
+        [] => ok("all files can be read"),
+        [one] => degraded(one),
+        [first, more @ ..] => degraded(format!("{first}; and {} more: see cproxy resolve", more.len())),
+    }
 }
 
 /// Root directory of a running agent, which has a resolver of its own: that of a pod is usually a ClusterIP. This

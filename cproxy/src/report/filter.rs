@@ -16,6 +16,14 @@ impl ServiceFilter {
         *self != Self::default()
     }
 
+    /// Words for those that are shown.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let namespace = self.namespace.as_ref().map(|namespace| format!("in namespace {namespace}"));
+        let service = self.service.as_ref().map(|service| format!("of Service {service}"));
+        service.into_iter().chain(namespace).collect::<Vec<_>>().join(" ")
+    }
+
     /// Whether a row of this Service, `namespace/name`, is shown. A row whose Service is not known is not, if there is
     /// a filter.
     #[must_use]

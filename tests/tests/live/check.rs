@@ -18,14 +18,14 @@ use cproxy_tests::{
     UNMOUNT_CGROUP2,
     manifest::{self, Service, Slice},
     nameserver::{NameAnswer, Nameserver, program_with_nameserver},
-    process::{Agent, Output, cproxy, cproxy_binary, eventually, run},
+    process::{Agent, Output, cproxy, cproxy_binary, cproxy_with_variable, eventually, run},
     sandbox::{Placement, Sandbox},
     world::{SYNC, start_agent},
 };
 use serde_json::Value;
 
 /// Names that are part of the contract; more may be added.
-const NAMES: [&str; 29] = [
+const NAMES: [&str; 28] = [
     "kernel",
     "capabilities",
     "cgroup2",
@@ -52,7 +52,6 @@ const NAMES: [&str; 29] = [
     "confinement",
     "attached",
     "source",
-    "api_server",
     "ipv4",
     "ipv6",
 ];
@@ -103,6 +102,7 @@ fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
         assert_eq!(found.get(name).map(|(state, _)| *state), Some("ok"), "{name}: {output:?}");
     }
     assert_eq!(found["attached"].1, "not installed");
+    assert_eq!(found["api_server"].0, "degraded", "no source is known: {output:?}");
     assert_eq!(found["source"].1, "no agent has been started");
     assert_eq!(found["agent"].1, "none has been started");
     assert_eq!(output.stderr, "");
@@ -118,6 +118,28 @@ fn where_cproxy_runs_every_requirement_is_met_and_nothing_is_changed() {
     assert!(NAMES.iter().all(|name| names.contains(name)), "{json}");
     let optional = |row: &&Value| row["required"] == false && row["state"].is_string() && row["detail"].is_string();
     assert!(json.as_array().unwrap().iter().filter(optional).any(|row| row["name"] == "errno_helper"), "{json}");
+}
+
+#[test]
+fn settings_and_manifests_that_run_refuses_are_named() {
+    let sandbox = Sandbox::for_test();
+    let file = sandbox.dir().join("cproxy.conf");
+    fs::write(&file, "nodename = x\n").unwrap();
+    let output = cproxy_with_variable(&sandbox, &["check"], ("CPROXY_CONFIG", file.to_str().unwrap()));
+    assert_missing(&output, &["settings"], &["cproxy.conf, line 1", "\"nodename\" is not a setting"]);
+    let output = cproxy_with_variable(&sandbox, &["check"], ("CPROXY_NODENAME", "x")).success();
+    let (state, detail) = requirements(&output)["settings"];
+    assert!(state == "degraded" && detail.contains("CPROXY_NODENAME is no setting"), "{output:?}");
+    // Kubernetes makes these for a Service of the name `cproxy`.
+    for name in ["CPROXY_PORT", "CPROXY_SERVICE_HOST", "CPROXY_PORT_443_TCP_ADDR", "CPROXY_RELAY_LISTEN"] {
+        let output = cproxy_with_variable(&sandbox, &["check"], (name, "x")).success();
+        assert!(!requirements(&output).contains_key("settings"), "{name}: {output:?}");
+    }
+    assert_missing(&cproxy(&sandbox, &["check", "--manifests", "/nowhere"]), &["manifests"], &["/nowhere"]);
+    fs::write(sandbox.manifest_dir().join("bad.yaml"), "a: [").unwrap();
+    let output = cproxy(&sandbox, &["check", "--manifests", sandbox.manifest_dir().to_str().unwrap()]).success();
+    let (state, detail) = requirements(&output)["manifests"];
+    assert!(state == "degraded" && detail.contains("bad.yaml"), "{output:?}");
 }
 
 #[test]

@@ -386,6 +386,21 @@ fn rows_are_filtered_by_service_and_namespace_and_named() {
         assert_eq!((output.code, output.stderr.lines().count()), (2, 1), "{output:?}");
         assert!(output.stderr.contains(message), "{output:?}");
     }
+    for (words, message) in [
+        ("services -n nosuch", "cproxy: no rows in namespace nosuch\n"),
+        ("services --service prod/nosuch -o json", "cproxy: no rows of Service prod/nosuch\n"),
+        ("services --service nosuch -n prod -o name", "cproxy: no rows of Service nosuch in namespace prod\n"),
+        ("backends -n nosuch", "cproxy: no rows in namespace nosuch\n"),
+        ("svc -n prod", ""),
+        ("endpoints", ""),
+    ] {
+        assert_eq!(get(sandbox, words).success().stderr, message, "{words}");
+    }
+    for (words, similar) in [("svcs", "services"), ("services --servic web", "--service"), ("services -o jsn", "json")]
+    {
+        let output = get(sandbox, words);
+        assert!(output.code == 2 && output.stderr.contains(&format!("did you mean {similar}?")), "{output:?}");
+    }
     world.agent.kill();
     for words in ["services -n prod", "services -o name"] {
         assert_failed(&get(&world.sandbox, words), &["only a running agent knows the names of Services"]);

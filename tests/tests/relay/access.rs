@@ -195,8 +195,13 @@ fn check_names_missing_rights() {
     let cluster = Cluster::shared(&sandbox);
     let url = cluster.control_plane.server_url();
     let [good, poor] = ["cproxy-relay", "cproxy"].map(|user| cluster.kubeconfig(user, user, &url));
-    let check =
-        |kubeconfig: &Path| cproxy_relay(&sandbox, ["check".as_ref(), "--kubeconfig".as_ref(), kubeconfig.as_os_str()]);
+    let check = |kubeconfig: &Path| {
+        let listen = format!("--listen=unix://{}", sandbox.dir().join("relay.sock").display());
+        let flags = ["check".as_ref(), listen.as_ref(), "--kubeconfig".as_ref(), kubeconfig.as_os_str()];
+        cproxy_relay(&sandbox, flags)
+    };
+    let without = cproxy_relay(&sandbox, ["check".as_ref(), "--kubeconfig".as_ref(), good.as_os_str()]);
+    assert!(without.code == 1 && without.stdout.contains("pass --listen"), "{}", without.stdout);
     let output = check(&good).success();
     assert!(!output.stdout.contains("missing") && output.stdout.contains("Kubernetes v1.36.1"), "{}", output.stdout);
     let output = check(&poor);
