@@ -40,6 +40,7 @@
 //! anew, and `ready` comes back when it has compared the objects.
 
 mod client;
+mod connection;
 mod files;
 mod life;
 mod lock;
@@ -49,9 +50,10 @@ mod server;
 mod wait;
 
 pub use client::{
-    agent, exchange, explain_silence, fetch_config, fetch_explanation, fetch_gauges, fetch_health, fetch_log,
-    fetch_problems, fetch_services, fetch_source, request_log_level, request_reseed,
+    exchange, explain_silence, fetch_config, fetch_explanation, fetch_gauges, fetch_health, fetch_log, fetch_problems,
+    fetch_services, fetch_source, request_log_level, request_reseed,
 };
+pub use connection::agent;
 pub use files::read_states;
 pub use life::{ENDED, KILLED, Life, life};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};

@@ -9,14 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt::socket_peercred},
-    process::Pid,
-};
+use rustix::process::Pid;
 use serde::de::DeserializeOwned;
 use tracing::Level;
 
 use super::{
+    connection::{agent, connect},
     life::{KILLED, Life, life},
     lock,
     protocol::{
@@ -36,14 +34,6 @@ const RESPONSE_BYTES_MAX: usize = 256 << 20;
 /// Whether an agent listens in the run directory.
 pub(super) fn is_agent_listening(run_dir: &Path) -> bool {
     connect(run_dir).is_ok()
-}
-
-/// Process of a running agent: the one that listens (unix(7), SO_PEERCRED).
-///
-/// # Errors
-/// No agent is running there, or it may not be asked.
-pub fn agent(run_dir: &Path) -> io::Result<Pid> {
-    Ok(socket_peercred(connect(run_dir)?)?.pid)
 }
 
 /// Frontends of a running agent, without backends.
@@ -205,16 +195,6 @@ pub fn exchange(mut stream: UnixStream, request: &str, timeout: Duration) -> io:
 fn timed_out(response: &[u8]) -> io::Error {
     let message = if response.is_empty() { "no answer in time" } else { "no end of the answer" };
     io::Error::new(io::ErrorKind::TimedOut, message)
-}
-
-/// Connects without waiting: a blocking call would never return if an agent has stopped and its queue is full.
-fn connect(run_dir: &Path) -> io::Result<UnixStream> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(run_dir.join(SOCKET))?)?;
-    let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use rustix::{
 };
 
 use super::{
-    client,
+    connection,
     files::{is_ready, remove},
     protocol::{ALIVE, SOCKET},
 };
@@ -67,7 +67,7 @@ pub fn life(run_dir: &Path) -> Life {
         Err(_) => {}
     }
     // An agent of an earlier version, or one whose file somebody has removed.
-    match client::agent(run_dir) {
+    match connection::agent(run_dir) {
         Ok(_) => Life::Alive,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !run_dir.join(ALIVE).exists() => Life::Unknown,
         Err(_) => Life::Killed,
