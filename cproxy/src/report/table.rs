@@ -192,12 +192,16 @@ fn chars(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Text, or its beginning and an ellipsis.
+/// Text, or its beginning, an ellipsis and its end: names of one namespace or Deployment begin alike.
 fn cut(text: &str, width: usize) -> String {
-    if chars(text) <= width {
+    let length = chars(text);
+    if length <= width {
         return text.to_owned();
     }
-    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+    let room = width.saturating_sub(1);
+    let start = text.chars().take(room.div_ceil(2));
+    let end = text.chars().skip(length - room / 2);
+    start.chain(['…']).chain(end).collect()
 }
 
 /// First names, and the number of the others.
@@ -278,7 +282,7 @@ mod tests {
         let long = [row("default/a-name-that-is-longer-than-the-terminal-is-wide", 1)];
         let line = &lines(&long, Layout::Columns(60))[1];
         assert!(
-            line.starts_with("default/a-na") && line.contains("…   10.96.0.10:80/TCP") && chars(line) <= 60,
+            line.starts_with("default/") && line.contains("…") && line.contains("-wide   10.96.") && chars(line) <= 60,
             "{line}"
         );
         assert!(lines(&long, Layout::Plain)[1].contains("is-wide   http"));

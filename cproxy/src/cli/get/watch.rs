@@ -34,7 +34,8 @@ struct Event<'r, R> {
     object: &'r R,
 }
 
-const CHANGE: Column = Column::fixed("CHANGE");
+/// As wide as the longest change, since the first rows settle the columns.
+const CHANGE: Column = Column::fixed("CHANGE  ");
 
 /// Prints the rows that `read` returns, and then changed ones, until stdout is closed or the table is gone.
 pub(super) fn watch<R, Rows>(
