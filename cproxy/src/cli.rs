@@ -19,6 +19,7 @@ mod run;
 #[cfg(feature = "schema")]
 mod schemas;
 mod set;
+mod status;
 mod trace;
 mod usage_error;
 mod version;
@@ -60,6 +61,8 @@ enum Command {
     /// Wait until the table of a running agent is complete
     #[command(next_line_help = true, mut_args(without_shown_variable), after_help = SETTINGS_HELP)]
     Wait(wait::WaitOptions),
+    /// Show agent, source, table and calls on one screen
+    Status(status::StatusOptions),
     /// Print the state in the kernel, with or without a running agent
     Get(get::GetOptions),
     /// Explain what a call to an address or a Service gets now, and why
@@ -179,6 +182,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(options) => return run::run(*options),
         Command::Check(options) => check::run(&options)?,
         Command::Wait(options) => wait::run(options)?,
+        Command::Status(options) => return status::run(&options),
         Command::Get(options) => get::run(&options)?,
         Command::Explain(options) => return explain::run(options),
         Command::Trace(options) => trace::run(&options)?,

@@ -4,4 +4,5 @@
 pub(crate) mod bugreport;
 pub(crate) mod check;
 pub mod explain;
+pub(crate) mod status;
 pub(crate) mod trace;

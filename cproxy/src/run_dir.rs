@@ -54,7 +54,7 @@ pub use client::{
     fetch_services, fetch_source, request_log_level, request_reseed,
 };
 pub use connection::agent;
-pub use files::read_states;
+pub use files::{read_states, ready_seconds};
 pub use life::{ENDED, KILLED, Life, life};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;

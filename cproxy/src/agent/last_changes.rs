@@ -55,6 +55,11 @@ impl LastChanges {
         Some(ChangeRow { seconds_ago: at.elapsed().as_secs(), before, after })
     }
 
+    /// Seconds since the last change of any Service.
+    pub(super) fn last_seconds(&self) -> Option<u64> {
+        self.changes.values().map(|change| change.at).max().map(|at| at.elapsed().as_secs())
+    }
+
     /// Seconds since the first complete table.
     pub(super) fn synced_seconds(&self) -> Option<u64> {
         self.synced.map(|at| at.elapsed().as_secs())

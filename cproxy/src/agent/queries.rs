@@ -90,7 +90,9 @@ impl Queries<'_> {
             ("lists_in_doubt", self.doubts.is_in_doubt(store).into()),
             ("log_lines_left_out", log_lines_left_out()),
             ("tasks_ended", self.tasks.ended().len() as u64),
+            ("services", store.service_names().len() as u64),
         ]);
+        gauges.extend(self.last_changes.last_seconds().map(|seconds| ("last_change_seconds", seconds)));
         gauges.extend(self.source.last_contact.silent_seconds().map(|seconds| ("api_server_silent_seconds", seconds)));
         gauges
     }

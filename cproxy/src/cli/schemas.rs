@@ -4,8 +4,8 @@ use schemars::{Schema, schema_for};
 
 use crate::{
     config::SettingRow,
-    diagnose::check::Requirement,
     diagnose::explain::Answer,
+    diagnose::{check::Requirement, status::StatusRow},
     report::{BackendRow, EndpointRow, FrontendRow, ProblemRow, SocketRow, SummaryRow, TraceRow},
 };
 
@@ -21,13 +21,14 @@ struct Explained {
 
 /// Commands with their output.
 #[must_use]
-pub fn schemas() -> [(&'static str, Schema); 11] {
+pub fn schemas() -> [(&'static str, Schema); 12] {
     [
         ("cproxy get services -o json", schema_for!(Vec<FrontendRow>)),
         ("cproxy get backends -o json", schema_for!(Vec<BackendRow>)),
         ("cproxy get sockets -o json", schema_for!(Vec<SocketRow>)),
         ("cproxy get config -o json", schema_for!(Vec<SettingRow>)),
         ("cproxy get problems -o json", schema_for!(Vec<ProblemRow>)),
+        ("cproxy status -o json", schema_for!(StatusRow)),
         ("cproxy resolve -o json", schema_for!(Vec<FrontendRow>)),
         ("cproxy resolve --explain NAME -o json", schema_for!(Explained)),
         ("cproxy explain NAME -o json", schema_for!(Answer<'_>)),

@@ -1,6 +1,6 @@
 //! `cproxy wait`, for init systems and hooks that start programs which need ClusterIPs.
 
-use std::time::Duration;
+use std::{io::IsTerminal as _, time::Duration};
 
 use clap::{Args, error::ErrorKind};
 use cproxy_core::ServiceName;
@@ -46,7 +46,14 @@ pub(super) fn run(options: WaitOptions) -> anyhow::Result<()> {
         timeout: timeout.unwrap_or(TIMEOUT),
         services: services.into_iter().flatten().collect(),
     };
-    match (wait(&conditions), on_timeout) {
+    // Scripts get one line, at the end.
+    let is_watched = std::io::stderr().is_terminal();
+    let report = |reason: &str| {
+        if is_watched {
+            print_error(&format_args!("waiting: {reason}"));
+        }
+    };
+    match (wait(&conditions, report), on_timeout) {
         (Err(error), OnTimeout::Start) => {
             print_error(&format_args!("{error}; going on without it (--on-timeout start)"));
             Ok(())

@@ -21,8 +21,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 const FILE_BYTES_MAX: usize = 16 << 20;
 
 /// Commands whose output is in the report, and the names of its files.
-const COMMANDS: [(&str, &[&str]); 8] = [
+const COMMANDS: [(&str, &[&str]); 9] = [
     ("version.txt", &["version"]),
+    ("status.json", &["status", "-o", "json"]),
     ("check.json", &["check", "-o", "json"]),
     ("services.json", &["get", "services", "-o", "json"]),
     ("backends.json", &["get", "backends", "-o", "json"]),

@@ -56,6 +56,12 @@ pub(super) fn is_ready(run_dir: &Path) -> bool {
     read_small(&run_dir.join(READY)).is_ok_and(|boot| boot.is_empty() || boot == boot_id())
 }
 
+/// Seconds since the directory has a `ready` of this boot; `None` without it.
+pub fn ready_seconds(run_dir: &Path) -> Option<u64> {
+    let since = fs::metadata(run_dir.join(READY)).and_then(|file| file.modified()).ok()?;
+    is_ready(run_dir).then(|| since.elapsed().unwrap_or_default().as_secs())
+}
+
 /// First line of a file, as it can be printed; `None` without the file.
 pub(super) fn read_line(run_dir: &Path, name: &str) -> Option<String> {
     let text = read_small(&run_dir.join(name)).ok()?;

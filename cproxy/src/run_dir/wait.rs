@@ -22,6 +22,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_LONG: Duration = Duration::from_millis(50);
 /// Time after which polls are less frequent.
 const EAGER: Duration = Duration::from_secs(1);
+/// Interval of reports of what is missing.
+const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// Time for the agent's response after the timeout: a wait with timeout 0 still sends a request.
 const LAST_RESPONSE: Duration = Duration::from_millis(500);
 
@@ -47,18 +49,27 @@ pub enum WaitError {
     Unusable(String),
 }
 
-/// Waits until all conditions hold.
+/// Waits until all conditions hold. Meanwhile, `report` is told what is missing, not too often.
 ///
 /// # Errors
 /// The timeout with the missing condition, or an agent that cannot run here.
-pub fn wait(conditions: &Conditions) -> Result<(), WaitError> {
+pub fn wait(conditions: &Conditions, mut report: impl FnMut(&str)) -> Result<(), WaitError> {
     let start = Instant::now();
     let left = || conditions.timeout.saturating_sub(start.elapsed());
+    let (mut report_at, mut reported) = (REPORT_INTERVAL, String::new());
     loop {
         let Some(missing) = first_missing(conditions, left())? else { return Ok(()) };
         let left = left();
         if left.is_zero() {
             return Err(WaitError::TimedOut(conditions.timeout, missing.explain(&conditions.run_dir)));
+        }
+        if start.elapsed() >= report_at {
+            report_at += REPORT_INTERVAL;
+            let reason = missing.explain(&conditions.run_dir);
+            if reason != reported {
+                report(&reason);
+                reported = reason;
+            }
         }
         let is_eager = matches!(missing, Missing::Ready) && start.elapsed() < EAGER;
         let pause = if is_eager { PAUSE } else { PAUSE_LONG };
@@ -107,12 +118,12 @@ fn first_missing(conditions: &Conditions, left: Duration) -> Result<Option<Missi
 }
 
 impl Missing {
-    fn explain(self, run_dir: &Path) -> String {
+    fn explain(&self, run_dir: &Path) -> String {
         let failure = read_line(run_dir, FAILED);
         match self {
             Self::Agent => format!("{KILLED}: start cproxy run"),
             _ if let Some(reason) = failure => format!("the agent has ended: {reason}"),
-            Self::Response(error) => explain_silence(run_dir, &error),
+            Self::Response(error) => explain_silence(run_dir, error),
             Self::Service(service) => {
                 format!("Service {service} does not exist or has no eligible endpoint (see cproxy get services)")
             }
@@ -143,7 +154,7 @@ mod tests {
     }
 
     fn outcome(conditions: &Conditions) -> String {
-        wait(conditions).map_or_else(|error| error.to_string(), |()| "ready".to_owned())
+        wait(conditions, |_| {}).map_or_else(|error| error.to_string(), |()| "ready".to_owned())
     }
 
     #[test]

@@ -7,9 +7,10 @@ use cproxy_datapath::bpf::{
     syscalls::{bpf_attach_type, bpf_prog_type, exit, link_create, link_detach, load_program, move_to, obj_get},
 };
 use cproxy_tests::{
-    process::{Daemon, Signal, cproxy},
+    manifest,
+    process::{Daemon, Signal, cproxy, eventually},
     sandbox::{Placement, Sandbox},
-    world::{World, start_agent, web_with},
+    world::{SYNC, World, start_agent, web_with},
 };
 
 use super::Answer;
@@ -88,6 +89,30 @@ fn an_agent_that_is_dead() {
 }
 
 #[test]
+fn one_screen_shows_agent_source_and_table() {
+    let mut world = World::start([1, 2]);
+    let status = |world: &World, arguments: &[&str]| cproxy(&world.sandbox, &[&["status"], arguments].concat());
+    let json = status(&world, &["-o", "json"]).success().json();
+    assert_eq!((&json["ok"], &json["agent"], &json["problems"]), (&true.into(), &"ready".into(), &0.into()), "{json}");
+    assert_eq!((&json["services"], &json["pid"]), (&1.into(), &world.agent.pid().into()), "{json}");
+    assert!(json["calls_per_second"]["refusals"] == 0.0 && json["silence"].is_null(), "{json}");
+    let text = status(&world, &[]).success().stdout;
+    for words in ["version     0.", "ready for ", "source      manifests ", "1; ", "problems    none", " refusals, "] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    manifest::write_text(&world.sandbox.manifest_dir(), "bad.yaml", "a: [");
+    eventually(SYNC, "a problem", || {
+        let status = status(&world, &[]);
+        if status.code == 1 && status.stdout.contains("1: cproxy get problems") { Ok(()) } else { Err(status.stdout) }
+    });
+    world.agent.kill();
+    let text = status(&world, &[]).failure(1).stdout;
+    assert!(text.contains("the agent was killed") && !text.contains("problems"), "{text}");
+    let json = status(&world, &["-o", "json"]).failure(1).stdout;
+    assert!(json.contains("\"agent\": \"killed\"") && json.contains("\"services\": null"), "{json}");
+}
+
+#[test]
 fn an_agent_that_is_stopped() {
     let mut world = World::start([1]);
     world.agent.signal(Signal::STOP);
@@ -143,7 +168,7 @@ fn a_user_and_a_port_that_are_excluded() {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "1234", "--clear-groups", "sleep", "1000"]);
     let mut process = Daemon::spawn(&world.sandbox, "sleep", Placement::Hooked, command);
-    process.wait_until(cproxy_tests::world::SYNC, "it is the user's", |process| {
+    process.wait_until(SYNC, "it is the user's", |process| {
         let status =
             fs::read_to_string(format!("/proc/{}/status", process.pid())).map_err(|error| error.to_string())?;
         if status.contains("Uid:\t1234") { Ok(()) } else { Err(status) }
