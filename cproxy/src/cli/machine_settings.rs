@@ -15,6 +15,8 @@ use clap::{
     parser::ValueSource,
 };
 
+use cproxy_wire::file::{self, FILE_BYTES_MAX};
+
 use super::usage_error::{shorten, summary};
 use crate::config::Origins;
 
@@ -85,13 +87,14 @@ pub(super) fn with_settings(cli: Command) -> (Command, MachineSettings) {
     (cli, MachineSettings { valid, error: broken.or(invalid) })
 }
 
-/// Variables that are named like settings and are none. Those that Kubernetes makes for a Service whose name begins
-/// with `cproxy` are no mistakes, nor are the relay's.
+/// Variables that are named like settings and are none. An empty one is ignored, as by clap. Those that Kubernetes
+/// makes for a Service whose name begins with `cproxy` are no mistakes, nor are the relay's.
 pub(super) fn unknown_variables(cli: &Command) -> Vec<String> {
     let mut known = BTreeSet::from([FILE_VARIABLE.to_owned()]);
     add_variables(cli, &mut known);
     let is_of_service = |name: &str| name.contains("_SERVICE_") || name.contains("_PORT_") || name.ends_with("_PORT");
-    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let given = env::vars_os().filter(|(_, value)| !value.is_empty());
+    let names = given.filter_map(|(name, _)| name.into_string().ok());
     let ours = names.filter(|name| name.starts_with(VARIABLE_PREFIX) && !name.starts_with(RELAY_PREFIX));
     ours.filter(|name| !known.contains(name) && !is_of_service(name)).collect()
 }
@@ -120,7 +123,7 @@ pub(super) fn origins(command: &Command, matches: &ArgMatches, settings: &[Given
 fn read_file(named: Option<PathBuf>) -> (Vec<GivenSetting>, Option<SettingsError>) {
     let is_named = named.is_some();
     let path = named.unwrap_or_else(|| FILE.into());
-    match fs::read(&path) {
+    match file::read(&path, FILE_BYTES_MAX) {
         Ok(text) => parse_file(&path, &String::from_utf8_lossy(&text)),
         Err(error) if is_named => (Vec::new(), Some(SettingsError::Named(path, error))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => (Vec::new(), None),
@@ -266,6 +269,16 @@ mod tests {
             assert!(wrong.unwrap().to_string().starts_with("f, line "), "{text}");
         }
         assert!(file(&"x".repeat(1 << 20)).1.unwrap().to_string().len() < 200);
+    }
+
+    #[test]
+    fn a_file_that_would_block_is_refused() {
+        let path = env::temp_dir().join(format!("cproxy-settings-{}", std::process::id()));
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let (settings, error) = read_file(Some(path.clone()));
+        fs::remove_file(&path).unwrap();
+        assert!(settings.is_empty() && error.unwrap().to_string().ends_with("cannot be read: not a regular file"));
     }
 
     /// Some flags of `run`, from the command line and the settings.

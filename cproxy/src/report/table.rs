@@ -139,9 +139,8 @@ impl Fitted {
     #[must_use]
     pub fn line(&self, row: &[Cell]) -> String {
         let mut line = String::new();
-        for (index, width) in &self.shown {
-            let width = *width;
-            let text = match (row.get(*index), self.layout) {
+        for &(index, width) in &self.shown {
+            let text = match (row.get(index), self.layout) {
                 (None, _) => String::new(),
                 (Some(Cell::Text(text)), Layout::Columns(_)) => cut(text, width),
                 (Some(Cell::Text(text)), _) => text.clone(),
@@ -149,7 +148,8 @@ impl Fitted {
                 (Some(Cell::List(names)), Layout::Plain) => list_first(names, NAMED_MAX),
                 (Some(Cell::List(names)), Layout::Wide) => list_first(names, names.len()),
             };
-            line.push_str(&format!("{text:width$}{:GAP$}", ""));
+            line.push_str(&pad(text, width));
+            line.push_str(&" ".repeat(GAP));
         }
         format!("{}\n", line.trim_end())
     }
@@ -188,7 +188,7 @@ fn total(shown: &[(usize, usize)]) -> usize {
     shown.iter().map(|(_, width)| width + GAP).sum::<usize>().saturating_sub(GAP)
 }
 
-fn chars(text: &str) -> usize {
+pub(super) fn chars(text: &str) -> usize {
     text.chars().count()
 }
 
@@ -204,6 +204,13 @@ fn cut(text: &str, width: usize) -> String {
     start.chain(['…']).chain(end).collect()
 }
 
+/// Text with spaces up to this width. `format!` panics at a width of more than 65,535.
+pub(super) fn pad(mut text: String, width: usize) -> String {
+    let missing = width.saturating_sub(chars(&text));
+    text.extend(std::iter::repeat_n(' ', missing));
+    text
+}
+
 /// First names, and the number of the others.
 fn list_first(names: &[String], most: usize) -> String {
     let first: Vec<_> = names.iter().take(most).map(String::as_str).collect();
@@ -216,7 +223,8 @@ fn list_first(names: &[String], most: usize) -> String {
 
 /// As many names as fit, and the number of the others; if none fits, the number alone.
 fn list_within(names: &[String], width: usize) -> String {
-    let mut most = names.len();
+    // Each of them has at least one character, and a comma and a space before the next.
+    let mut most = names.len().min(width.div_ceil(3).max(1));
     loop {
         match list_first(names, most) {
             text if chars(&text) <= width => return text,
@@ -286,6 +294,16 @@ mod tests {
             "{line}"
         );
         assert!(lines(&long, Layout::Plain)[1].contains("is-wide   http"));
+    }
+
+    #[test]
+    fn a_cell_may_be_longer_than_any_width_of_a_format() {
+        let mut long = row("default/web", 0);
+        long[0] = Cell::Text("x".repeat(70_000));
+        long[4] = Cell::List(vec!["10.244.100.100:8080".to_owned(); usize::from(u16::MAX)]);
+        for layout in [Layout::Plain, Layout::Wide, Layout::Columns(80)] {
+            assert_eq!(lines(&[long.clone(), row("default/other", 1)], layout).len(), 3, "{layout:?}");
+        }
     }
 
     #[test]

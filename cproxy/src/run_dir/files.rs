@@ -46,7 +46,10 @@ pub(super) fn clear(dir: &OwnedFd) -> io::Result<()> {
 /// Removes a file, if it exists.
 pub(super) fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
     match unlinkat(dir, name, AtFlags::empty()) {
-        Err(error) if error != Errno::NOENT => Err(error.into()),
+        Err(error) if error != Errno::NOENT => {
+            let error = io::Error::from(error);
+            Err(io::Error::new(error.kind(), format!("{name} cannot be removed: {error}")))
+        }
         _ => Ok(()),
     }
 }

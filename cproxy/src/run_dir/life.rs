@@ -12,7 +12,7 @@ use cproxy_daemon::unix_socket::path_in;
 use rustix::{
     fs::{FileType, Mode, OFlags, chmod, fstat, openat},
     io::Errno,
-    net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, shutdown, socket_with},
+    net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, shutdown, socket_with},
 };
 
 use super::{
@@ -76,7 +76,7 @@ pub fn life(run_dir: &Path) -> Life {
 
 fn connected(run_dir: &Path) -> Result<(), Errno> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    connect(&socket, &SocketAddrUnix::new(run_dir.join(ALIVE))?)
+    connection::connect_to(&socket, run_dir, ALIVE)
 }
 
 #[cfg(test)]
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn an_agent_lives_as_long_as_its_socket() {
-        let dir = std::env::temp_dir().join(format!("cproxy-life-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("cproxy-life-{}-{}", "x".repeat(110), std::process::id()));
         assert_eq!(life(&dir), Life::None);
         fs::create_dir(&dir).unwrap();
         assert_eq!(life(&dir), Life::None);
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(fs::metadata(dir.join(ALIVE)).unwrap().permissions().mode() & 0o777, 0o666);
         assert_eq!(life(&dir), Life::Alive);
         let client = std::os::unix::net::UnixDatagram::unbound().unwrap();
-        client.connect(dir.join(ALIVE)).unwrap();
+        client.connect(path_in(&opened, OsStr::new(ALIVE))).unwrap();
         assert!(client.send(b"nothing is kept").is_err());
         drop(socket);
         assert_eq!(life(&dir), Life::Killed);

@@ -131,8 +131,10 @@ fn settings_and_manifests_that_run_refuses_are_named() {
     let (state, detail) = requirements(&output)["settings"];
     assert!(state == "degraded" && detail.contains("CPROXY_NODENAME is no setting"), "{output:?}");
     // Kubernetes makes these for a Service of the name `cproxy`.
-    for name in ["CPROXY_PORT", "CPROXY_SERVICE_HOST", "CPROXY_PORT_443_TCP_ADDR", "CPROXY_RELAY_LISTEN"] {
-        let output = cproxy_with_variable(&sandbox, &["check"], (name, "x")).success();
+    let of_others = ["CPROXY_PORT", "CPROXY_SERVICE_HOST", "CPROXY_PORT_443_TCP_ADDR", "CPROXY_RELAY_LISTEN"];
+    let empty = ["CPROXY_NODENAME", "CPROXY_NODE_NAME", "CPROXY_BALANCE"];
+    for (name, value) in of_others.map(|name| (name, "x")).into_iter().chain(empty.map(|name| (name, ""))) {
+        let output = cproxy_with_variable(&sandbox, &["check"], (name, value)).success();
         assert!(!requirements(&output).contains_key("settings"), "{name}: {output:?}");
     }
     assert_missing(&cproxy(&sandbox, &["check", "--manifests", "/nowhere"]), &["manifests"], &["/nowhere"]);
