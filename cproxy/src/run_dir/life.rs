@@ -48,7 +48,7 @@ pub(super) fn show(dir: &OwnedFd) -> io::Result<OwnedFd> {
     remove(dir, ALIVE)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     bind(&socket, &SocketAddrUnix::new(path_in(dir, OsStr::new(ALIVE)))?)?;
-    // Nobody can make it keep what it does not read.
+    // Datagrams get EPIPE, so that none takes memory.
     shutdown(&socket, Shutdown::Read)?;
     // By its descriptor: in a directory of others, the name may lead elsewhere by now. The umask has taken rights away.
     let file = openat(dir, ALIVE, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
