@@ -262,10 +262,16 @@ impl AffinityEntry {
     #[inline(always)]
     #[must_use]
     pub const fn is_fresh(self, now: u32, seconds: u32) -> bool {
+        self.idle_ns(now) <= seconds as u64 * 1_000_000_000
+    }
+
+    /// Time between the client's last new connection and `now`, in nanoseconds.
+    #[inline(always)]
+    #[must_use]
+    pub const fn idle_ns(self, now: u32) -> u64 {
         let idle = now.wrapping_sub((self.0 >> 32) as u32);
         // Another CPU may have renewed the entry after `now` was read.
-        let is_later = idle >> 31 != 0;
-        is_later || (idle as u64) << AFFINITY_TIME_SHIFT <= seconds as u64 * 1_000_000_000
+        if idle >> 31 != 0 { 0 } else { (idle as u64) << AFFINITY_TIME_SHIFT }
     }
 }
 

@@ -30,7 +30,7 @@ pub use health::{CanaryReport, HealthReport};
 pub use names::Names;
 pub use problems::ProblemRow;
 pub use screen::{Colour, Screen};
-pub use services::{AgentReport, ChangeRow, ServiceReport, UnservedReport};
+pub use services::{AgentReport, ChangeRow, EXTERNAL_NAME, HEADLESS, ServiceReport, UnservedReport};
 pub use sockets::SocketRow;
 pub use source::SourceReport;
 pub use table::{Cell, Column, Fitted, Layout, TableRow, table_text};

@@ -4,15 +4,27 @@ use std::{fmt, str::FromStr};
 
 use cproxy_core::{Address, Frontend, Protocol, ServiceName, parse_address};
 
+/// Maximum length of a name's part (RFC 1123, 2.1).
+const LABEL_BYTES_MAX: usize = 63;
+
 /// Destination of calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// All frontends of a Service.
-    Service(ServiceName),
+    /// All frontends of a Service, or those with a port.
+    Service(ServiceName, Option<TargetPort>),
     /// All frontends with an address.
     Address(Address),
     /// One address, port and protocol.
     Frontend(Frontend),
+}
+
+/// Port of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetPort {
+    /// Number.
+    pub number: u16,
+    /// Protocol; any without one.
+    pub protocol: Option<Protocol>,
 }
 
 /// Reason why a text names no destination.
@@ -20,15 +32,46 @@ pub enum Target {
 pub enum TargetError {
     /// Neither address nor name.
     #[error(
-        "expected ADDRESS, ADDRESS:PORT, ADDRESS:PORT/udp or NAMESPACE/NAME; an IPv6 address before a port is in []"
+        "expected an address (10.96.0.10, 10.96.0.10:80, 10.96.0.10:53/udp, [fd00::1]:80) or a Service (default/web, \
+         web.default, web.default.svc.cluster.local, default/web:80)"
     )]
     Form,
+    /// A name without its namespace.
+    #[error("the namespace is missing: write NAMESPACE/{0}")]
+    Namespace(String),
+    /// Name of a pod of a headless Service.
+    #[error("this is the name of a pod, which is called directly; its Service is {0}")]
+    Pod(ServiceName),
+    /// A protocol without a port.
+    #[error("a protocol needs a port: {0}:PORT/udp")]
+    NoPort(Address),
     /// No port.
-    #[error("{0:?} is no port from 1 to 65535")]
+    #[error("{0:?} is not a port (1 to 65535)")]
     Port(String),
     /// Another protocol than TCP and UDP.
-    #[error("{0:?} is no protocol that cproxy translates: those are tcp and udp")]
+    #[error("cproxy does not translate {0:?}, only tcp and udp")]
     Protocol(String),
+}
+
+impl TargetPort {
+    /// Whether a frontend has the port.
+    #[must_use]
+    pub fn is_of(&self, frontend: &Frontend) -> bool {
+        frontend.port == self.number && self.protocol.is_none_or(|protocol| protocol == frontend.protocol)
+    }
+}
+
+impl Target {
+    /// Destination of an address or a Service, and a port that stands apart, as in `nc 10.96.0.10 80`.
+    ///
+    /// # Errors
+    /// The texts name no destination.
+    pub fn with_port(text: &str, port: &str) -> Result<Self, TargetError> {
+        match parse_address(text) {
+            Some(address) if text.contains(':') => format!("[{address}]:{port}").parse(),
+            _ => format!("{text}:{port}").parse(),
+        }
+    }
 }
 
 impl FromStr for Target {
@@ -39,39 +82,72 @@ impl FromStr for Target {
         if let Some(address) = parse_address(text) {
             return Ok(Self::Address(address));
         }
-        let (front, protocol) = text.split_once('/').map_or((text, None), |(front, back)| (front, Some(back)));
-        let Some((address, port)) = endpoint(front) else {
-            let name = protocol.filter(|name| !front.is_empty() && is_name(front) && !name.is_empty() && is_name(name));
-            return name.map(|name| Self::Service(ServiceName::new(front, name))).ok_or(TargetError::Form);
+        let Some((host, port)) = text.rsplit_once(':') else {
+            return match text.split_once('/').and_then(|(front, _)| parse_address(front)) {
+                Some(address) => Err(TargetError::NoPort(address)),
+                None => Ok(Self::Service(service_name(text)?, None)),
+            };
         };
-        let protocol = match protocol.map(str::to_ascii_lowercase).as_deref() {
-            None | Some("tcp") => Protocol::Tcp,
-            Some("udp") => Protocol::Udp,
-            Some(other) => return Err(TargetError::Protocol(other.to_owned())),
-        };
-        let number = port.parse().ok().filter(|&port| port != 0);
-        let port = number.ok_or_else(|| TargetError::Port(port.to_owned()))?;
-        Ok(Self::Frontend(Frontend { address, port, protocol }))
+        let v6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let address = parse_address(v6.unwrap_or(host)).filter(|_| v6.is_some() || !host.contains(':'));
+        if address.is_none() && (v6.is_some() || host.contains(':')) {
+            return Err(TargetError::Form);
+        }
+        let port = target_port(port)?;
+        Ok(match address {
+            Some(address) => {
+                let protocol = port.protocol.unwrap_or(Protocol::Tcp);
+                Self::Frontend(Frontend { address, port: port.number, protocol })
+            }
+            None => Self::Service(service_name(host)?, Some(port)),
+        })
     }
 }
 
-/// Address and port of `1.2.3.4:80` and `[fd00::1]:80`.
-fn endpoint(text: &str) -> Option<(Address, &str)> {
-    let (host, port) = text.rsplit_once(':')?;
-    let v6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let address = parse_address(v6.unwrap_or(host))?;
-    (v6.is_some() || !host.contains(':')).then_some((address, port))
+/// Port of `80` and `53/udp`.
+fn target_port(text: &str) -> Result<TargetPort, TargetError> {
+    let (port, protocol) = text.split_once('/').map_or((text, None), |(port, protocol)| (port, Some(protocol)));
+    let protocol = match protocol.map(str::to_ascii_lowercase).as_deref() {
+        None => None,
+        Some("tcp") => Some(Protocol::Tcp),
+        Some("udp") => Some(Protocol::Udp),
+        Some(other) => return Err(TargetError::Protocol(other.to_owned())),
+    };
+    let number = port.parse().ok().filter(|&port| port != 0);
+    Ok(TargetPort { number: number.ok_or_else(|| TargetError::Port(port.to_owned()))?, protocol })
 }
 
-/// Whether a text may be an object's name: it has no character that none has (RFC 1123).
-fn is_name(text: &str) -> bool {
-    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+/// Service of `default/web`, or of its name in DNS with or without the cluster's domain.
+fn service_name(text: &str) -> Result<ServiceName, TargetError> {
+    let is_label = |label: &str| {
+        let is_known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        (1..=LABEL_BYTES_MAX).contains(&label.len()) && label.bytes().all(is_known)
+    };
+    if let Some((namespace, name)) = text.split_once('/') {
+        let is_name = is_label(namespace) && is_label(name);
+        return is_name.then(|| ServiceName::new(namespace, name)).ok_or(TargetError::Form);
+    }
+    let text = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+    let labels: Vec<_> = text.split('.').collect();
+    if !labels.iter().all(|label| is_label(label)) {
+        return Err(TargetError::Form);
+    }
+    match labels.as_slice() {
+        [name] => Err(TargetError::Namespace((*name).to_owned())),
+        [name, namespace] | [name, namespace, "svc", ..] => Ok(ServiceName::new(namespace, *name)),
+        [_, name, namespace, "svc", ..] => Err(TargetError::Pod(ServiceName::new(namespace, *name))),
+        _ => Err(TargetError::Form),
+    }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Service(name) => name.fmt(f),
+            Self::Service(name, None) => name.fmt(f),
+            Self::Service(name, Some(TargetPort { number, protocol: None })) => write!(f, "{name}:{number}"),
+            Self::Service(name, Some(TargetPort { number, protocol: Some(protocol) })) => {
+                write!(f, "{name}:{number}/{protocol}")
+            }
             Self::Address(address) => address.fmt(f),
             Self::Frontend(frontend) => frontend.fmt(f),
         }
@@ -92,6 +168,13 @@ mod tests {
             ("[FD00:0::1]:80/TCP", "[fd00::1]:80/TCP"),
             ("default/web", "default/web"),
             (" kube-system/kube-dns ", "kube-system/kube-dns"),
+            ("default/web:80", "default/web:80"),
+            ("web.default", "default/web"),
+            ("Web.Default.svc", "default/web"),
+            ("web.default.svc.cluster.local", "default/web"),
+            ("web.default.svc.cluster.local.", "default/web"),
+            ("web.default.svc.example.org:53/udp", "default/web:53/UDP"),
+            ("default/udp", "default/udp"),
         ] {
             let target: Target = text.parse().unwrap();
             assert_eq!(target.to_string(), shown);
@@ -100,8 +183,25 @@ mod tests {
     }
 
     #[test]
+    fn a_port_may_stand_apart() {
+        for (text, port, shown) in [
+            ("10.96.0.10", "80", "10.96.0.10:80/TCP"),
+            ("fd00::1", "53/udp", "[fd00::1]:53/UDP"),
+            ("web.default", "80", "default/web:80"),
+        ] {
+            assert_eq!(Target::with_port(text, port).map(|target| target.to_string()).as_deref(), Ok(shown));
+        }
+        assert_eq!(Target::with_port("10.96.0.10:80", "80"), Err(TargetError::Form));
+    }
+
+    #[test]
     fn another_text_is_refused_with_the_reason() {
-        for text in ["", "web", "/web", "a/", "a/b/c", "a b/c", "10.96.0.10/", "fd00::1:80/tcp", "1.2.3:80"] {
+        let long = "x".repeat(64);
+        for text in
+            ["", "/web", "a/", "a/b/c", "a b/c", "fd00::1:80/tcp", "1.2.3:80", "a.b/c", "a/b.c", "www.example.org"]
+                .into_iter()
+                .chain([&*format!("a/{long}"), &*format!("{long}.a")])
+        {
             assert_eq!(text.parse::<Target>(), Err(TargetError::Form), "{text}");
         }
         for port in ["", "0", "65536", "-1", "http"] {
@@ -109,5 +209,11 @@ mod tests {
             assert_eq!(error, Err(TargetError::Port(port.to_owned())));
         }
         assert_eq!("10.96.0.10:80/sctp".parse::<Target>(), Err(TargetError::Protocol("sctp".to_owned())));
+        for text in ["10.96.0.10/udp", "10.96.0.10/32", "10.96.0.10/"] {
+            assert!(matches!(text.parse::<Target>(), Err(TargetError::NoPort(_))), "{text}");
+        }
+        assert_eq!("web".parse::<Target>(), Err(TargetError::Namespace("web".to_owned())));
+        let pod = TargetError::Pod(ServiceName::new("default", "web"));
+        assert_eq!("web-0.web.default.svc.cluster.local".parse::<Target>(), Err(pod));
     }
 }

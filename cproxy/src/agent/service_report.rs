@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cproxy_core::{
     Frontend, Problem, ServiceName, Skipped, Store, TablePlanner, api::Service, desired_rows, explain_stored,
-    object_name, served_spec, services_at,
+    object_name, served_spec, services_at, services_with_unserved_node_port,
 };
 use cproxy_wire::{ApiClient, service_named, service_with_cluster_ip};
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     manifests::{Files, ParseOptions, WholeObject},
-    report::{AgentReport, EndpointRow, FrontendRow, ServiceReport, UnservedReport},
+    report::{AgentReport, EXTERNAL_NAME, EndpointRow, FrontendRow, HEADLESS, ServiceReport, UnservedReport},
     target::Target,
 };
 
@@ -51,13 +51,18 @@ impl ExplainContext<'_> {
     /// The Service of that name; or those that have the address, beginning with those that serve it.
     fn services(&self, target: &Target) -> Vec<ServiceName> {
         let address = match target {
-            Target::Service(name) => {
+            Target::Service(name, _) => {
                 return self.store_of(name).service_row(name).map(|_| name.clone()).into_iter().collect();
             }
             Target::Address(address) | Target::Frontend(Frontend { address, .. }) => *address,
         };
         let stores = [self.store, self.planner.internal()].into_iter();
         let mut names: Vec<_> = stores.flat_map(|store| services_at(store, address)).cloned().collect();
+        if let Target::Frontend(Frontend { port, .. }) = target
+            && names.is_empty()
+        {
+            names.extend(services_with_unserved_node_port(self.store, *port).cloned());
+        }
         names.sort_by_cached_key(|name| {
             let rows =
                 desired_rows(self.store_of(name), name).into_iter().filter(|row| row.frontend.address == address);
@@ -113,35 +118,40 @@ impl ServerQuery {
                 tokio::time::timeout(SOURCE_TIMEOUT, service_of(&client, target)).await.ok().flatten()?
             }
             Self::Manifests(paths) => {
-                let Target::Service(name) = target.clone() else { return None };
+                let Target::Service(name, _) = target.clone() else { return None };
                 tokio::task::spawn_blocking(move || service_in(&paths, name)).await.ok().flatten()?
             }
         };
         let name = object_name(&service.metadata)?.to_string();
-        Some(UnservedReport { service: name, reason: unserved_because(&service) })
+        let (code, reason) = unserved_because(&service);
+        Some(UnservedReport { service: name, code: code.to_owned(), reason })
     }
 }
 
-fn unserved_because(service: &Service) -> String {
+/// Why a Service is not served: the rule's name for scripts, and its text.
+fn unserved_because(service: &Service) -> (&'static str, String) {
     match served_spec(service) {
         Err(skipped @ Skipped::Headless) => {
-            format!("{skipped}: its name in DNS gives the addresses of its pods, which are called directly")
+            (HEADLESS, format!("{skipped}: its name in DNS gives the addresses of its pods, which are called directly"))
         }
         Err(skipped @ Skipped::ExternalName) => {
-            format!("{skipped}: its name in DNS leads to another name, without an address of its own")
+            (EXTERNAL_NAME, format!("{skipped}: its name in DNS leads to another name, without an address of its own"))
         }
-        Err(skipped) => skipped.to_string(),
+        Err(skipped) => ("not-served", skipped.to_string()),
         Ok(spec) if !spec.ports.is_empty() && spec.ports.iter().all(|port| port.protocol == "SCTP") => {
-            "all its ports are SCTP, which cproxy does not translate".to_owned()
+            ("sctp", "all its ports are SCTP, which cproxy does not translate".to_owned())
         }
-        Ok(_) => "the agent has not received it yet, or has a problem with it; see its log".to_owned(),
+        Ok(_) => (
+            "not-received",
+            "the agent has not received it yet, or has a problem with it: cproxy get problems, and its log".to_owned(),
+        ),
     }
 }
 
 /// The API server's Service of that name or ClusterIP.
 async fn service_of(client: &ApiClient, target: &Target) -> Option<Service> {
     let service = match target {
-        Target::Service(name) => service_named(client, name).await,
+        Target::Service(name, _) => service_named(client, name).await,
         Target::Address(address) | Target::Frontend(Frontend { address, .. }) => {
             service_with_cluster_ip(client, *address).await
         }

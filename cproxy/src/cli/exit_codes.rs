@@ -2,6 +2,8 @@
 
 /// Wrong usage.
 pub(super) const USAGE: u8 = 2;
+/// A question cannot be answered.
+pub(super) const NOT_ANSWERED: u8 = 4;
 /// cproxy is disabled: a supervisor is not to start it again.
 pub(super) const DISABLED: u8 = 3;
 // Those of `exec`, which shells use, too.
@@ -9,18 +11,20 @@ pub(super) const NOT_RUN: u8 = 126;
 pub(super) const NOT_FOUND: u8 = 127;
 
 /// Codes and their meanings, in Markdown.
-pub const EXIT_CODES: [(&[u8], &str); 5] = [
+pub const EXIT_CODES: [(&[u8], &str); 6] = [
     (&[0], "success; for `run`, ended by a signal"),
     (
         &[1],
-        "failure. For `wait`: not ready in time; for `explain`: a call is not answered; for `check`: cproxy cannot run \
-         here, or cannot follow the API server of its settings; for `resolve`: a file cannot be read, or `--explain` \
-         names a Service that is not served",
+        "failure. For `wait`: not ready in time; for `explain`: a call is refused or dropped, fails at all backends, \
+         or is not translated although a Service has the address; for `check`: cproxy cannot run here, or cannot \
+         follow the API server of its settings; for `resolve`: a file cannot be read, or `--explain` names a Service \
+         that is not served",
     ),
     (&[USAGE], "wrong usage or an invalid setting"),
     (
         &[DISABLED],
         "from `run`: cproxy is disabled on this machine (`enabled = false`); a supervisor is not to start it again",
     ),
+    (&[NOT_ANSWERED], "from `explain`: it cannot be said what a call gets: no root, no table, or no agent for a name"),
     (&[NOT_RUN, NOT_FOUND], "from `exec`: PROGRAM cannot be run, or does not exist"),
 ];

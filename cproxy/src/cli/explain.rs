@@ -2,26 +2,30 @@
 
 use std::{io, process::ExitCode};
 
-use anyhow::bail;
-use clap::Args;
+use clap::{Args, error::ErrorKind};
 use cproxy_datapath::bpf::{PinDir, PinError};
 
 use super::{
+    exit_codes::NOT_ANSWERED,
     options::{Format, check_process},
-    output::{print, screen},
+    output::{print, print_error, screen},
+    usage_error::shorten,
 };
 use crate::{
     config::{PinDirSettings, RunDirSettings, Switch},
     diagnose::explain::{gather, json, text},
-    target::Target,
+    target::{Target, TargetError},
 };
 
 /// Flags of `cproxy explain`.
 #[derive(Args, Debug)]
 pub(super) struct ExplainOptions {
-    /// Destination: ADDRESS, ADDRESS:PORT, ADDRESS:PORT/udp or NAMESPACE/NAME of a Service
+    /// Address or Service: 10.96.0.10, 10.96.0.10:53/udp, default/web, web.default.svc.cluster.local
     #[arg(value_name = "DESTINATION")]
-    target: Target,
+    destination: String,
+    /// Port, if the destination has none: 80, 53/udp
+    #[arg(value_name = "PORT")]
+    port: Option<String>,
     /// Process that would call; default: cproxy itself
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
@@ -39,28 +43,46 @@ pub(super) struct ExplainOptions {
     run: RunDirSettings,
 }
 
-/// Returns 1 unless all calls are answered.
+/// Exit codes: 0 if all calls get where they should, 1 if not, 4 if that cannot be said.
 pub(super) fn run(options: ExplainOptions) -> anyhow::Result<ExitCode> {
-    let ExplainOptions { target, pid, probe, output, switch, pin, run } = options;
+    let ExplainOptions { destination, port, pid, probe, output, switch, pin, run } = options;
+    let target = match port {
+        Some(port) => Target::with_port(&destination, &port),
+        None => destination.parse(),
+    };
+    let target = target.map_err(|error| invalid_destination(&destination, &error))?;
     pid.map_or(Ok(()), check_process)?;
     let pins = PinDir::new(&pin.pin_dir);
     if let Err(PinError::Io(path, error)) = pins.check_installed()
         && error.kind() == io::ErrorKind::PermissionDenied
     {
-        bail!("{}: {error}; run this as root, with --pid for the calls of another user's process", path.display());
+        let path = path.display();
+        print_error(&format_args!(
+            "{path}: {error}; run this as root, with --pid for the calls of another user's process"
+        ));
+        return Ok(ExitCode::from(NOT_ANSWERED));
     }
     let mut facts = gather(target, pid, probe, &pins, &run.run_dir);
     if let (Err(kernel), Some(reason)) = (&mut facts.kernel, switch.disabled()) {
         *kernel = reason;
     }
-    let (text, answered) = match output {
+    let (text, ok) = match output {
         Format::Table => text(&facts, &screen()),
         Format::Json => {
-            let (mut json, answered) = json(&facts)?;
+            let (mut json, ok) = json(&facts)?;
             json.push('\n');
-            (json, answered)
+            (json, ok)
         }
     };
     print(&text)?;
-    Ok(if answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match ok {
+        Some(true) => ExitCode::SUCCESS,
+        Some(false) => ExitCode::FAILURE,
+        None => ExitCode::from(NOT_ANSWERED),
+    })
+}
+
+fn invalid_destination(destination: &str, error: &TargetError) -> clap::Error {
+    let message = format!("invalid DESTINATION {:?}: {error}", shorten(destination));
+    clap::Error::raw(ErrorKind::ValueValidation, message)
 }

@@ -20,7 +20,7 @@ use crate::{
     diagnose::trace::{TraceRequest, trace},
     report::FrontendRow,
     run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_services},
-    target::Target,
+    target::{Target, TargetPort},
 };
 
 /// Flags of `cproxy trace`.
@@ -129,7 +129,7 @@ fn filter(options: &TraceOptions, features: Features) -> anyhow::Result<TraceFil
     let mut destinations = Vec::new();
     for target in &options.targets {
         match target {
-            Target::Service(name) => destinations.extend(frontends_of(name, &options.run.run_dir)?),
+            Target::Service(name, port) => destinations.extend(frontends_of(name, *port, &options.run.run_dir)?),
             Target::Address(address) => destinations.push(TraceDestination::Address(*address)),
             Target::Frontend(frontend) => destinations.push(TraceDestination::Frontend(*frontend)),
         }
@@ -177,14 +177,18 @@ fn check_protocols(protocol: Option<Protocol>, destinations: &[TraceDestination]
 }
 
 /// Frontends of a Service, which only the agent knows.
-fn frontends_of(name: &ServiceName, run_dir: &Path) -> anyhow::Result<Vec<TraceDestination>> {
+fn frontends_of(name: &ServiceName, port: Option<TargetPort>, run_dir: &Path) -> anyhow::Result<Vec<TraceDestination>> {
     let rows = fetch_services(run_dir, RESPONSE_TIMEOUT);
     let rows = rows.map_err(|error| anyhow!("{name}: {}", explain_silence(run_dir, &error)))?;
     let wanted = name.to_string();
     let is_wanted = |row: &&FrontendRow| row.service.as_deref() == Some(&*wanted);
-    let found: Vec<_> =
-        rows.iter().filter(is_wanted).filter_map(FrontendRow::frontend).map(TraceDestination::Frontend).collect();
-    anyhow::ensure!(!found.is_empty(), "{name}: the agent serves no such Service: see cproxy get services");
+    let found = rows.iter().filter(is_wanted).filter_map(FrontendRow::frontend);
+    let found = found.filter(|frontend| port.is_none_or(|port| port.is_of(frontend)));
+    let found: Vec<_> = found.map(TraceDestination::Frontend).collect();
+    anyhow::ensure!(
+        !found.is_empty(),
+        "{name}: the agent serves no such Service, or not this port: cproxy get services"
+    );
     Ok(found)
 }
 

@@ -21,13 +21,16 @@ pub struct EndpointRow {
     pub slice: Option<String>,
     /// yes, keeps or no.
     pub used: String,
+    /// Name of the rule that decided, for scripts. An earlier agent does not say.
+    #[serde(default)]
+    pub code: String,
     /// Rule that decided.
     pub reason: String,
 }
 
 impl From<&Explanation> for EndpointRow {
     fn from(explanation: &Explanation) -> Self {
-        let Explanation { port_name, protocol, sources, endpoint, slice, usage, reason } = explanation;
+        let Explanation { port_name, protocol, sources, endpoint, slice, usage, code, reason } = explanation;
         Self {
             port_name: protocol.map(|_| port_name.clone()),
             protocol: protocol.map(|protocol| protocol.to_string()),
@@ -35,6 +38,7 @@ impl From<&Explanation> for EndpointRow {
             endpoint: endpoint.clone(),
             slice: slice.as_ref().map(ToString::to_string),
             used: usage.as_str().to_owned(),
+            code: (*code).to_owned(),
             reason: reason.clone(),
         }
     }

@@ -59,6 +59,14 @@ pub struct ChangeRow {
 pub struct UnservedReport {
     /// namespace/name
     pub service: String,
+    /// Name of the rule, for scripts. An earlier agent does not say.
+    #[serde(default)]
+    pub code: String,
     /// Reason.
     pub reason: String,
 }
+
+/// Code of a Service whose pods are called directly.
+pub const HEADLESS: &str = "headless";
+/// Code of a Service that is another name in DNS.
+pub const EXTERNAL_NAME: &str = "external-name";

@@ -19,6 +19,9 @@ use crate::api::{EndpointSlice, EndpointSpec};
 /// its work.
 const EXPLAINED_MAX: usize = 2_000;
 
+/// Code of a node port that is not served, since no address of this node is known.
+pub const NO_NODE_ADDRESS: &str = "no-node-address";
+
 /// Use of one endpoint of a slice for one Service port, as seen by some of its frontends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
@@ -34,6 +37,8 @@ pub struct Explanation {
     pub slice: Option<ObjectName>,
     /// Connections that the endpoint gets.
     pub usage: Usage,
+    /// Name of the rule that decided, for scripts.
+    pub code: &'static str,
     /// Rule that decided.
     pub reason: String,
 }
@@ -109,10 +114,19 @@ pub fn explain_stored(store: &Store, owner_of: OwnerOf<'_>, name: &ServiceName) 
             endpoint: "others".to_owned(),
             slice: None,
             usage: Usage::Unexplained,
+            code: "not-explained",
             reason: format!("the endpoints of {left_out} more slices are not explained"),
         });
     }
     explanations
+}
+
+/// Services with this node port, if no address of this node is known: those that have it do not serve it.
+pub fn services_with_unserved_node_port(store: &Store, number: u16) -> impl Iterator<Item = &ServiceName> {
+    let has_it =
+        move |row: &ServiceRow| row.ports.iter().any(|port| port.node_port.is_some_and(|port| port.get() == number));
+    let rows = store.node_ips().is_empty().then(|| store.services()).into_iter().flatten();
+    rows.filter(move |(_, row)| has_it(row)).map(|(name, _)| name)
 }
 
 /// Services that have an address, or a node port if the address is the node's, ordered by name.
@@ -188,6 +202,7 @@ fn no_node_port(rows: &[Row], lost: &[LostRow], port: &ServicePort) -> Option<Ex
         endpoint: "all".to_owned(),
         slice: None,
         usage: Usage::Unused,
+        code: NO_NODE_ADDRESS,
         reason: format!(
             "nodePort {number} is not served: no address of this node is known (--node-name and its Node, or \
              --node-ip)"
@@ -239,6 +254,7 @@ fn no_external_ips(store: &Store, service: &ServiceRow) -> Option<Explanation> {
         endpoint: "all".to_owned(),
         slice: None,
         usage: Usage::Unused,
+        code: "external-ips-ignored",
         reason: "external addresses are not served (--external-ips ignore)".to_owned(),
     })
 }
@@ -252,6 +268,7 @@ fn lost_frontend(LostRow { row, owner, why }: &LostRow) -> Explanation {
         endpoint: "all".to_owned(),
         slice: None,
         usage: Usage::Unused,
+        code: "other-service",
         reason: format!("{} belongs to Service {owner}, {why}", row.frontend),
     }
 }
@@ -267,11 +284,14 @@ fn whole_slice(
     name: &ObjectName,
     slice: Option<&EndpointSlice>,
 ) -> Option<Explanation> {
-    let reason = match store.slice(name) {
+    let (code, reason) = match store.slice(name) {
         Some(row) if service.cluster_ips.iter().any(|ip| ip.family() == row.family) => return None,
-        Some(row) => format!("the Service has no {} ClusterIP", row.family),
-        None if slice.is_none_or(is_headless) => "the slice is one of a headless Service".to_owned(),
-        None => format!("addressType {:?} is not used", slice.map(|slice| &*slice.address_type).unwrap_or_default()),
+        Some(row) => ("ip-family", format!("the Service has no {} ClusterIP", row.family)),
+        None if slice.is_none_or(is_headless) => ("headless", "the slice is one of a headless Service".to_owned()),
+        None => {
+            let kind = slice.map(|slice| &*slice.address_type).unwrap_or_default();
+            ("address-type", format!("addressType {kind:?} is not used"))
+        }
     };
     Some(Explanation {
         port_name: String::new(),
@@ -280,12 +300,13 @@ fn whole_slice(
         endpoint: "all".to_owned(),
         slice: Some(name.clone()),
         usage: Usage::Unused,
+        code,
         reason,
     })
 }
 
-/// Receiver of an endpoint, its use and the reason.
-type AddExplanation<'a> = &'a mut dyn FnMut(String, Usage, String);
+/// Receiver of an endpoint, its use, and the rule that decided.
+type AddExplanation<'a> = &'a mut dyn FnMut(String, Usage, (&'static str, String));
 
 /// One Service port in one family, as seen by some of its frontends.
 struct View<'a> {
@@ -336,7 +357,7 @@ impl<'a> View<'a> {
         let mut explanations = Vec::new();
         let row = self.slices.iter().find(|(other, row)| other == name && row.family == self.family);
         let Some((_, row)) = row else { return explanations };
-        let mut add = |endpoint: String, usage: Usage, reason: String| {
+        let mut add = |endpoint: String, usage: Usage, (code, reason): (&'static str, String)| {
             explanations.push(Explanation {
                 port_name: self.port.name.to_string(),
                 protocol: Some(self.port.protocol),
@@ -344,12 +365,13 @@ impl<'a> View<'a> {
                 endpoint,
                 slice: Some(name.clone()),
                 usage,
+                code,
                 reason,
             });
         };
         let numbers: BTreeSet<_> = row.numbers(&self.port.name, self.port.protocol).collect();
         if numbers.is_empty() {
-            add("all".to_owned(), Usage::Unused, self.no_port(row));
+            add("all".to_owned(), Usage::Unused, ("port-name", self.no_port(row)));
             return explanations;
         }
         let explain = |endpoint: &Endpoint, spec: Option<&EndpointSpec>, add: AddExplanation<'_>| {
@@ -357,7 +379,7 @@ impl<'a> View<'a> {
                 let backend = Backend { address: endpoint.address, port };
                 let Some(found) = self.endpoints.get(&backend) else { continue };
                 if !std::ptr::eq(found.endpoint, endpoint) {
-                    add(backend.to_string(), Usage::Unused, self.hidden_by(found, name));
+                    add(backend.to_string(), Usage::Unused, ("duplicate", self.hidden_by(found, name)));
                     continue;
                 }
                 add(backend.to_string(), self.usage(&backend), self.reason(found, spec));
@@ -371,11 +393,12 @@ impl<'a> View<'a> {
         let mut endpoints = row.endpoints.iter();
         for (index, spec) in slice.endpoints.iter().enumerate() {
             let Some(text) = spec.addresses.first() else {
-                add(format!("endpoints[{index}]"), Usage::Unused, "it has no address".to_owned());
+                add(format!("endpoints[{index}]"), Usage::Unused, ("no-address", "it has no address".to_owned()));
                 continue;
             };
             if let Err(message) = parse_endpoint_address(text, self.family) {
-                add(format!("endpoints[{index}]"), Usage::Unused, format!("{text:?} {message}"));
+                let reason = ("invalid-address", format!("{text:?} {message}"));
+                add(format!("endpoints[{index}]"), Usage::Unused, reason);
                 continue;
             }
             let Some(endpoint) = endpoints.next() else { continue };
@@ -409,22 +432,27 @@ impl<'a> View<'a> {
         }
     }
 
-    fn reason(&self, endpoint: &SliceEndpoint<'_>, spec: Option<&EndpointSpec>) -> String {
+    /// The rule that decides about an endpoint.
+    fn reason(&self, endpoint: &SliceEndpoint<'_>, spec: Option<&EndpointSpec>) -> (&'static str, String) {
         let is_local = self.scope == Scope::Local;
         match self.eligibility.rule(endpoint) {
-            Rule::Ready if is_local => "ready, on this node".to_owned(),
-            Rule::Ready => format!("ready{}", self.hints()),
-            Rule::Fallback if is_local => "terminating on this node and still serving; none there is ready".to_owned(),
-            Rule::Fallback => "terminating and still serving; none is ready".to_owned(),
-            Rule::Denied => format!("loadBalancerSourceRanges do not let this VM in ({})", self.own_addresses()),
-            Rule::NotReady => "not ready".to_owned(),
-            Rule::NotServing => "terminating and no longer serving".to_owned(),
-            Rule::NotLocal => self.not_local(spec),
-            Rule::OthersReady => "terminating, and others are ready".to_owned(),
-            Rule::Hinted if self.eligibility.hints == FollowedHints::Node => {
-                format!("meant for other nodes than {}", self.store.node_name().unwrap_or_default())
+            Rule::Ready if is_local => ("ready", "ready, on this node".to_owned()),
+            Rule::Ready => ("ready", format!("ready{}", self.hints())),
+            Rule::Fallback if is_local => {
+                ("terminating", "terminating on this node and still serving; none there is ready".to_owned())
             }
-            Rule::Hinted => format!("meant for {}, not for zone {}", zones(endpoint), self.zone()),
+            Rule::Fallback => ("terminating", "terminating and still serving; none is ready".to_owned()),
+            Rule::Denied => {
+                ("source-ranges", format!("loadBalancerSourceRanges do not let this VM in ({})", self.own_addresses()))
+            }
+            Rule::NotReady => ("not-ready", "not ready".to_owned()),
+            Rule::NotServing => ("not-serving", "terminating and no longer serving".to_owned()),
+            Rule::NotLocal => ("not-local", self.not_local(spec)),
+            Rule::OthersReady => ("terminating", "terminating, and others are ready".to_owned()),
+            Rule::Hinted if self.eligibility.hints == FollowedHints::Node => {
+                ("hints", format!("meant for other nodes than {}", self.store.node_name().unwrap_or_default()))
+            }
+            Rule::Hinted => ("hints", format!("meant for {}, not for zone {}", zones(endpoint), self.zone())),
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod attachments;
 mod cgroups;
+mod client_affinity;
 mod counters;
 mod encoding;
 mod environment;
@@ -45,11 +46,12 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 
 pub use attachments::{Attachments, Difference, LinkState};
 pub use cgroups::{ROOT_CGROUP_ID, cgroup_id};
+pub use client_affinity::{ClientAffinity, client_affinity};
 pub use counters::read_counters;
 pub use cproxy_ebpf::observation::Verdict as TraceVerdict;
 pub use environment::{Environment, EnvironmentError, Mount, Scope};
 pub use error::TableError;
-pub use exclusions::{CgroupError, excluded_cgroup, netns_cookie, read_exclusions};
+pub use exclusions::{CgroupError, excluded_cgroup, netns_cookie, netns_cookie_of, read_exclusions};
 pub use handover::{end_handover, has_kept};
 pub use hook_times::{HookTime, hook_times};
 pub use install::{InstallError, Loaded, Program, attached, install, try_load};

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
+mod first_question;
 mod programs;
 mod services;
 mod sockets;
@@ -31,21 +32,24 @@ impl Answer {
         self.0.stdout.lines().filter(|line| line.split_whitespace().nth(1) == Some(name)).collect()
     }
 
-    /// The call is answered.
+    /// The call gets to a backend.
     #[track_caller]
-    fn answered(self) -> Self {
-        let verdict = self.verdict();
-        assert!(self.0.code == 0 && verdict.contains(": answered;"), "{}{}", self.0.stdout, self.0.stderr);
-        self
+    fn forwarded(self) -> Self {
+        self.says(0, &[": forwarded "])
     }
 
-    /// The call is not answered, and the first line has all these words.
+    /// The call does not get where it should, and the first line has all these words.
     #[track_caller]
-    fn not_answered_because(self, words: &[&str]) -> Self {
+    fn fails_because(self, words: &[&str]) -> Self {
+        self.says(1, words)
+    }
+
+    /// The command ends with this code, and its first line has all these words.
+    #[track_caller]
+    fn says(self, code: i32, words: &[&str]) -> Self {
         let verdict = self.verdict();
         let has_all = words.iter().all(|word| verdict.contains(word));
-        let is_not = self.0.code == 1 && verdict.contains(": NOT answered;");
-        assert!(is_not && has_all, "{words:?}: {}{}", self.0.stdout, self.0.stderr);
+        assert!(self.0.code == code && has_all, "{code} {words:?}: {}{}", self.0.stdout, self.0.stderr);
         self
     }
 

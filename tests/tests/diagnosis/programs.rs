@@ -36,10 +36,10 @@ fn a_hook_that_is_detached() {
     let link = obj_get(&PinDir::new(&world.sandbox.pin_dir()).object("connect4"), 0).unwrap();
     link_detach(link.as_fd()).unwrap();
     // A running agent repairs it at this very question.
-    explain(&world).answered().has("ok", "programs", &["attached again once"]);
+    explain(&world).forwarded().has("ok", "programs", &["attached again once"]);
     world.agent.kill();
     link_detach(obj_get(&PinDir::new(&world.sandbox.pin_dir()).object("connect4"), 0).unwrap().as_fd()).unwrap();
-    explain(&world).not_answered_because(&["program connect4 does not run"]);
+    explain(&world).fails_because(&["program connect4 does not run"]);
 }
 
 #[test]
@@ -51,13 +51,13 @@ fn a_hook_that_is_shadowed() {
     let program_type = bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR;
     let program = load_program(program_type, attach_type as u32, &deny, "somebody_elses").unwrap();
     let link = link_create(program.as_fd(), cgroup.as_fd(), attach_type as u32).unwrap();
-    explain(&world).not_answered_because(&["the programs have no effect", "connect4", "somebody_elses"]).has(
+    explain(&world).fails_because(&["the programs have no effect", "connect4", "somebody_elses"]).has(
         "broken",
         "programs",
         &["somebody_elses"],
     );
     link_detach(link.as_fd()).unwrap();
-    explain(&world).answered();
+    explain(&world).forwarded();
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn an_agent_that_is_dead() {
     let mut world = World::start([1]);
     world.agent.kill();
     const WORDS: [&str; 2] = ["the agent was killed: Services work as of its last change", "start cproxy run"];
-    explain(&world).answered().has("degraded", "agent", &WORDS);
+    explain(&world).forwarded().has("degraded", "agent", &WORDS);
     let sandbox = &world.sandbox;
     let has_words = |text: &str| assert!(WORDS.iter().all(|word| text.contains(word)), "{text}");
     let waited = cproxy(sandbox, &["wait", "--timeout", "50ms"]).failure(1);
@@ -85,7 +85,11 @@ fn an_agent_that_is_dead() {
     let words = "no agent runs: Services work as of the last change";
     assert!(check.lines().any(|line| line.starts_with("degraded") && line.contains(words)), "{check}");
     let by_name = Answer::to(&world.sandbox, &["default/web"]);
-    assert!(by_name.verdict().starts_with("default/web: unknown; only a running agent"), "{}", by_name.verdict());
+    assert!(
+        by_name.0.code == 4 && by_name.verdict().starts_with("default/web: unknown: only a running agent"),
+        "{}",
+        by_name.verdict()
+    );
 }
 
 #[test]
@@ -118,7 +122,7 @@ fn an_agent_that_is_stopped() {
     world.agent.signal(Signal::STOP);
     let pid = world.agent.pid();
     let words = [&*format!("process {pid}, is stopped"), &*format!("kill -CONT {pid}")];
-    let answer = explain(&world).answered().has("degraded", "agent", &words);
+    let answer = explain(&world).forwarded().has("degraded", "agent", &words);
     assert!(answer.verdict().contains("unless that has changed: the agent, process"), "{}", answer.verdict());
     let check = cproxy(&world.sandbox, &["check"]).stdout;
     let hooks = check.lines().find(|line| line.split_whitespace().nth(1) == Some("hooks")).unwrap();
@@ -129,7 +133,7 @@ fn an_agent_that_is_stopped() {
 #[test]
 fn programs_that_were_never_installed() {
     let sandbox = Sandbox::for_test();
-    Answer::to(&sandbox, &[CALL]).not_answered_because(&["no cproxy table is installed"]).has(
+    Answer::to(&sandbox, &[CALL]).says(4, &["unknown: ", "no cproxy table is installed"]).has(
         "degraded",
         "agent",
         &["no agent runs"],
@@ -143,13 +147,13 @@ fn a_cgroup_that_is_excluded() {
     fs::create_dir(&dir).unwrap();
     let (mut process, pid) = waiting(&sandbox, Placement::Hooked);
     fs::write(dir.join("cgroup.procs"), &pid).unwrap();
-    Answer::to(&sandbox, &[CALL, "--pid", &pid]).answered();
+    Answer::to(&sandbox, &[CALL, "--pid", &pid]).forwarded();
     drop(agent);
     let agent = cproxy_tests::world::start_agent_with(&sandbox, ["--exclude-cgroup", dir.to_str().unwrap()]);
     Answer::to(&sandbox, &[CALL, "--pid", &pid])
-        .not_answered_because(&["the cgroup of the process is excluded (--exclude-cgroup)"])
+        .fails_because(&["direct without translation: its cgroup is excluded (--exclude-cgroup"])
         .has("broken", "process", &[&pid, "sleep"]);
-    Answer::to(&sandbox, &[CALL]).answered();
+    Answer::to(&sandbox, &[CALL]).forwarded();
     drop(agent);
     process.kill();
     fs::remove_dir(&dir).unwrap();
@@ -162,7 +166,7 @@ fn a_user_and_a_port_that_are_excluded() {
         .objects(web_with([1]))
         .args(["--exclude-port", "80", "--exclude-uid", "1234"])
         .start();
-    explain(&world).not_answered_because(&["port 80 is excluded (--exclude-port)"]);
+    explain(&world).fails_because(&["port 80 is excluded (--exclude-port"]);
     drop(world);
     let world = World::builder().pods([1]).objects(web_with([1])).args(["--exclude-uid", "1234"]).start();
     let mut command = Command::new("setpriv");
@@ -174,19 +178,17 @@ fn a_user_and_a_port_that_are_excluded() {
         if status.contains("Uid:\t1234") { Ok(()) } else { Err(status) }
     });
     let pid = process.pid().to_string();
-    Answer::to(&world.sandbox, &[CALL, "--pid", &pid])
-        .not_answered_because(&["user 1234 of the process is excluded (--exclude-uid)"]);
-    explain(&world).answered();
+    Answer::to(&world.sandbox, &[CALL, "--pid", &pid]).fails_because(&["its user 1234 is excluded (--exclude-uid"]);
+    explain(&world).forwarded();
 }
 
 #[test]
 fn a_cgroup_without_hooks() {
     let world = World::start([1]);
     let (_process, pid) = waiting(&world.sandbox, Placement::Beside);
-    Answer::to(&world.sandbox, &[CALL, "--pid", &pid]).not_answered_because(&[
-        "not run in",
-        "the cgroup of the process",
-        "not in or below the one that cproxy is attached to",
+    Answer::to(&world.sandbox, &[CALL, "--pid", &pid]).fails_because(&[
+        "direct without translation: its cgroup",
+        "is not in or below the one that cproxy is attached to (--cgroup)",
     ]);
     let none = cproxy(&world.sandbox, &["explain", CALL, "--pid", "4194303"]);
     assert_eq!(none.code, 2, "{none:?}");

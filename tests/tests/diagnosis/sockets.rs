@@ -25,13 +25,13 @@ fn a_udp_backend_that_is_dead() {
     // The pod has its address and no server.
     let world = World::builder().objects(web_with([1])).start();
     world.sandbox.add_addresses(pod(1).addresses());
-    let dead = ["it goes to backend 10.244.0.1:", "but that refuses", "nothing listens there"];
-    Answer::to(&world.sandbox, &["10.96.0.10:80/udp", "--probe"]).not_answered_because(&dead).has(
+    let dead = ["forwarded to backend 10.244.0.1:", "which refuses", "nothing listens there"];
+    Answer::to(&world.sandbox, &["10.96.0.10:80/udp", "--probe"]).fails_because(&dead).has(
         "degraded",
         "backend",
         &["10.244.0.1:8081", "refuses datagrams: nothing listens there"],
     );
-    Answer::to(&world.sandbox, &[CALL, "--probe"]).not_answered_because(&dead).has(
+    Answer::to(&world.sandbox, &[CALL, "--probe"]).fails_because(&dead).has(
         "degraded",
         "backend",
         &["10.244.0.1:8080", "refuses connections: nothing listens there"],
@@ -47,11 +47,11 @@ fn a_backend_without_a_route() {
     let world = World::start([1]);
     world.set_pods([1, 9]);
     let no_route = "10.244.0.9:8080 cannot be reached: Network is unreachable";
-    let answer = Answer::to(&world.sandbox, &[CALL]).answered().has("degraded", "backend", &[no_route]);
+    let answer = Answer::to(&world.sandbox, &[CALL]).forwarded().has("degraded", "backend", &[no_route]);
     assert!(answer.verdict().contains("one of 2 backends"), "{}", answer.verdict());
-    assert!(answer.verdict().contains("but 1 of them fails: 10.244.0.9:8080"), "{}", answer.verdict());
+    assert!(answer.verdict().contains("of which 1 fails: 10.244.0.9:8080"), "{}", answer.verdict());
     world.set_pods([9]);
-    Answer::to(&world.sandbox, &[CALL]).not_answered_because(&["10.244.0.9:8080", "but that cannot be reached"]);
+    Answer::to(&world.sandbox, &[CALL]).fails_because(&["10.244.0.9:8080", "which cannot be reached"]);
 }
 
 /// The ClusterIP is this process's own: sockets of all network namespaces are looked at.
@@ -69,14 +69,14 @@ fn a_socket_from_before_the_attachment() {
     let slice = Slice::v4("early").tcp("http", TCP).ready([pod(1).v4]);
     world.set([service.into(), slice.into()], |rows| !rows.is_empty());
     let process = format!("{}/", std::process::id());
-    Answer::to(&world.sandbox, &[&call]).answered().has(
+    Answer::to(&world.sandbox, &[&call]).forwarded().has(
         "degraded",
         "sockets",
         &["1 connected, or connecting, to the ClusterIP itself", &process, "connect anew"],
     );
     drop(early);
     let late = TcpStream::connect(vip).unwrap();
-    Answer::to(&world.sandbox, &[&call]).answered().has("ok", "sockets", &["1 connected"]);
+    Answer::to(&world.sandbox, &[&call]).forwarded().has("ok", "sockets", &["1 connected"]);
     drop(late);
 }
 

@@ -78,18 +78,18 @@ fn an_api_server_that_is_gone_or_does_not_accept_the_agent() {
     });
     control_plane.apply([headless, other]);
     let agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).start();
-    expect_source(&sandbox, "ok", &["follows https://", "1st choice"]).answered();
+    expect_source(&sandbox, "ok", &["follows https://", "1st choice"]).forwarded();
     // The agent asks the API server for those that it does not follow.
-    Answer::to(&sandbox, &["default/headless"]).not_answered_because(&["headless (clusterIP None)"]);
-    Answer::to(&sandbox, &["default/other"]).not_answered_because(&["gives it to another proxy"]);
+    Answer::to(&sandbox, &["default/headless"]).says(0, &["headless (clusterIP None)"]);
+    Answer::to(&sandbox, &["default/other"]).fails_because(&["gives it to another proxy"]);
     Answer::to(&sandbox, &["10.96.0.11:80"])
-        .not_answered_because(&["Service default/other is not served", "gives it to another proxy"]);
-    Answer::to(&sandbox, &["default/missing"]).not_answered_because(&["has no Service default/missing"]);
+        .fails_because(&["Service default/other is not served", "gives it to another proxy"]);
+    Answer::to(&sandbox, &["default/missing"]).fails_because(&["has no Service default/missing"]);
 
     control_plane.kill_api_server();
-    expect_source(&sandbox, "degraded", &["cannot", "refused"]).answered();
+    expect_source(&sandbox, "degraded", &["cannot", "refused"]).forwarded();
     control_plane.start_api_server();
-    expect_source(&sandbox, "ok", &["follows https://"]).answered();
+    expect_source(&sandbox, "ok", &["follows https://"]).forwarded();
     drop(agent);
 
     // An agent that is refused from the beginning serves the table that it finds.
@@ -99,11 +99,11 @@ fn an_api_server_that_is_gone_or_does_not_accept_the_agent() {
     assert!(kubeconfig.contains(&token), "the kubeconfig has the token");
     fs::write(&revoked, kubeconfig.replace(&token, "revoked")).unwrap();
     let agent = Agent::new(&sandbox).kubeconfig(&revoked).spawn();
-    let answer = expect_source(&sandbox, "degraded", &["cannot list", "401"]).answered();
+    let answer = expect_source(&sandbox, "degraded", &["cannot list", "401"]).forwarded();
     answer.has("degraded", "agent", &["no complete list"]);
     drop(agent);
     let agent = Agent::new(&sandbox).kubeconfig(control_plane.kubeconfig_for("nobody")).spawn();
     expect_source(&sandbox, "degraded", &["not permitted to list services", "grant the verbs list and watch"])
-        .answered();
+        .forwarded();
     drop(agent);
 }

@@ -1,13 +1,18 @@
 //! Facts about a destination, and about the process that asks.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
-use cproxy_core::{Backend, Frontend};
+use cproxy_core::{Backend, Frontend, FrontendSource, Protocol};
+
+use serde::Serialize;
 
 use super::probe::Probe;
 use crate::{
-    report::{AgentReport, FrontendRow, HealthReport, ServiceReport, SocketRow},
-    target::Target,
+    report::{AgentReport, BackendAddress, FrontendRow, HealthReport, ServiceReport, SocketRow},
+    target::{Target, TargetPort},
 };
 
 /// All facts. A part that could not be had is its reason.
@@ -38,6 +43,20 @@ pub struct KernelFacts {
     pub refuses_other_ports: bool,
     /// Frontends that have the address as a backend.
     pub backend_of: Vec<Frontend>,
+    /// Session affinity of the frontends that have it.
+    pub affinities: BTreeMap<Frontend, AffinityFact>,
+}
+
+/// Session affinity of a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct AffinityFact {
+    /// Time from a client's last new connection until it is forgotten.
+    pub timeout_seconds: u32,
+    /// The backend that the process's network namespace has; `None` if the next connection chooses one.
+    pub backend: Option<BackendAddress>,
+    /// Seconds since its last new connection; `None` without a backend.
+    pub idle_seconds: Option<u64>,
 }
 
 /// A running agent.
@@ -81,8 +100,12 @@ pub struct ProcessFacts {
     pub uid: u32,
     /// Directory of its cgroup; the reason if it is unknown.
     pub cgroup: Result<PathBuf, String>,
+    /// Cookie of its network namespace, if it can be had.
+    pub netns_cookie: Option<u64>,
     /// Links of ours whose programs do not run for it.
     pub missing_programs: Vec<&'static str>,
+    /// Whether none of our programs run for it.
+    pub has_no_programs: bool,
     /// Whether its user is excluded.
     pub has_excluded_uid: bool,
     /// Whether its cgroup, or one above it, is excluded.
@@ -125,11 +148,25 @@ impl Facts {
                 let known = kernel.chain(services.flat_map(|service| &service.frontends));
                 known.filter_map(FrontendRow::frontend).filter(|frontend| frontend.address == *address).collect()
             }
-            Target::Service(name) => {
+            Target::Service(name, port) => {
                 let name = name.to_string();
                 let own = services.filter(|service| service.service == name).flat_map(|service| &service.frontends);
-                own.filter_map(FrontendRow::frontend).collect()
+                let rows: Vec<_> = own.filter_map(|row| Some((row.frontend()?, row))).collect();
+                calls_of(&rows, *port)
             }
         }
     }
+}
+
+/// Frontends of a Service with that port. If it does not have the port, those that a client would try.
+fn calls_of(rows: &[(Frontend, &FrontendRow)], port: Option<TargetPort>) -> BTreeSet<Frontend> {
+    let Some(port) = port else { return rows.iter().map(|(of, _)| *of).collect() };
+    let found: BTreeSet<_> = rows.iter().map(|(of, _)| *of).filter(|of| port.is_of(of)).collect();
+    if !found.is_empty() {
+        return found;
+    }
+    let TargetPort { number, protocol } = port;
+    let protocol = protocol.unwrap_or(Protocol::Tcp);
+    let cluster_ips = rows.iter().filter(|(_, row)| row.source.as_deref() == Some(FrontendSource::ClusterIp.as_str()));
+    cluster_ips.map(|(of, _)| Frontend { port: number, protocol, ..*of }).collect()
 }

@@ -9,7 +9,7 @@ use super::{
     facts::{Facts, ProcessFacts, ProgramFacts, SocketFacts},
     probe::Probe,
 };
-use crate::report::{ChangeRow, Colour, FrontendRow, SocketRow, time};
+use crate::report::{ChangeRow, Colour, FrontendRow, ServiceReport, SocketRow, time};
 
 /// Number of retransmissions from which on a socket counts as one whose peer does not answer.
 const RETRANSMITS_MIN: u8 = 2;
@@ -24,7 +24,7 @@ const NAMED_MAX: usize = 3;
 pub enum State {
     /// As it should be.
     Ok,
-    /// Calls are answered, with less certainty.
+    /// Calls are translated, with less certainty.
     Degraded,
     /// Calls are not translated.
     Broken,
@@ -86,35 +86,46 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
     all
 }
 
-/// Reason why a call of the process is not translated, although the table has its destination.
-pub(super) fn obstacle(facts: &Facts, call: Frontend) -> Option<String> {
+/// Reason why no process's call to a destination of the table is translated: its name for scripts, and a text.
+pub(super) fn common_obstacle(facts: &Facts, call: Frontend) -> Option<(&'static str, String)> {
     let process = facts.process.as_ref().ok();
-    let by_process = process.and_then(obstacle_of);
-    let by_port = process.filter(|process| process.excluded_ports.contains(&call.port));
-    by_process
-        .or_else(|| by_port.map(|_| format!("port {} is excluded (--exclude-port)", call.port)))
-        .or_else(|| programs_obstacle(&facts.programs))
+    match process.filter(|process| process.excluded_ports.contains(&call.port)) {
+        Some(_) => {
+            Some(("excluded-port", format!("port {} is excluded (--exclude-port: see cproxy get config)", call.port)))
+        }
+        None => programs_obstacle(&facts.programs).map(|obstacle| ("programs", obstacle)),
+    }
 }
 
-fn obstacle_of(process: &ProcessFacts) -> Option<String> {
-    let of_process = if process.is_self { "this process" } else { "the process" };
+/// Reason why no call of this process is translated: its name for scripts, and a text.
+pub(super) fn process_obstacle(process: &ProcessFacts) -> Option<(&'static str, String)> {
     if process.has_excluded_cgroup {
-        return Some(format!("the cgroup of {of_process} is excluded (--exclude-cgroup)"));
+        return Some((
+            "excluded-cgroup",
+            "its cgroup is excluded (--exclude-cgroup: see cproxy get config)".to_owned(),
+        ));
     }
     if process.has_excluded_netns {
-        return Some(format!("the network namespace of {of_process} is excluded (--exclude-netns)"));
+        return Some((
+            "excluded-netns",
+            "its network namespace is excluded (--exclude-netns: see cproxy get config)".to_owned(),
+        ));
     }
     if process.has_excluded_uid {
-        return Some(format!("user {} of {of_process} is excluded (--exclude-uid)", process.uid));
+        return Some((
+            "excluded-uid",
+            format!("its user {} is excluded (--exclude-uid: see cproxy get config)", process.uid),
+        ));
     }
     let missing = process.missing_programs.iter().any(|link| !link.starts_with("sock_"));
     missing.then(|| {
         let cgroup = process.cgroup.as_ref().map_or_else(|_| "?".to_owned(), |dir| dir.display().to_string());
-        format!(
-            "{} not run in {cgroup}, the cgroup of {of_process}: it is not in or below the one that cproxy is attached \
-             to (--cgroup)",
-            programs_named(&process.missing_programs)
-        )
+        let text = if process.has_no_programs {
+            format!("its cgroup {cgroup} is not in or below the one that cproxy is attached to (--cgroup)")
+        } else {
+            format!("{} not run in its cgroup {cgroup}", programs_named(&process.missing_programs))
+        };
+        ("outside-cgroup", text)
     })
 }
 
@@ -157,8 +168,8 @@ fn process(facts: &Facts) -> Finding {
         Err(error) => format!("cgroup unknown: {error}"),
     };
     let subject = format!("{pid}/{command}{of}, uid {uid}, {cgroup}");
-    match obstacle_of(process) {
-        Some(obstacle) => finding(State::Broken, "process", format!("{subject}: {obstacle}")),
+    match process_obstacle(process) {
+        Some(_) => finding(State::Broken, "process", format!("{subject}: its calls are not translated")),
         None if facts.kernel.is_ok() => finding(State::Ok, "process", format!("{subject}: its calls are translated")),
         None => finding(State::Ok, "process", subject),
     }
@@ -225,23 +236,13 @@ fn table(facts: &Facts) -> Option<Finding> {
 
 fn changed(facts: &Facts) -> Vec<Finding> {
     let Ok(agent) = &facts.agent else { return Vec::new() };
-    let Some(synced) = agent.report.synced_seconds else { return Vec::new() };
-    let services = agent.report.services.iter();
-    services
-        .map(|service| {
-            let name = &service.service;
-            let detail = match service.last_change {
-                Some(ChangeRow { seconds_ago, before: Some(before), after }) => {
-                    format!("{name} {} ago: {before} -> {after} backends", time(seconds_ago))
-                }
-                Some(ChangeRow { seconds_ago, before: None, after }) => {
-                    format!("{name} {} ago: new, with {after} backends", time(seconds_ago))
-                }
-                None => format!("{name} has not changed for {}, or many other Services have since", time(synced)),
-            };
-            finding(State::Ok, "changed", detail)
-        })
-        .collect()
+    let detail = |service: &ServiceReport| {
+        let ChangeRow { seconds_ago, before, after } = service.last_change?;
+        let before = before.map_or_else(|| "new, with".to_owned(), |before| format!("{before} ->"));
+        Some(format!("{} {} ago: {before} {after} backends", service.service, time(seconds_ago)))
+    };
+    let details = agent.report.services.iter().filter_map(detail);
+    details.map(|detail| finding(State::Ok, "changed", detail)).collect()
 }
 
 fn sockets(facts: &Facts) -> Vec<Finding> {
@@ -289,8 +290,12 @@ fn sockets(facts: &Facts) -> Vec<Finding> {
     all
 }
 
-/// Outcome of the calls to backends.
+/// Outcome of the calls to backends, as far as they are known to fail if none was made.
 fn backends(facts: &Facts) -> Vec<Finding> {
+    let has_backends = facts.kernel.iter().flat_map(|kernel| &kernel.frontends).any(|row| !row.backends.is_empty());
+    if facts.probes.is_empty() && has_backends {
+        return vec![finding(State::Ok, "backends", "not called; --probe calls them")];
+    }
     let finding_of = |Probe { backend, outcome, .. }: &Probe| {
         let state = if outcome.is_good() { State::Ok } else { State::Degraded };
         finding(state, "backend", format!("{backend} {outcome}"))

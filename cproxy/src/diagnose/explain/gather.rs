@@ -1,20 +1,29 @@
 //! Gathering of the facts: from the kernel, the agent and /proc. Changes nothing.
 
-use std::{collections::BTreeSet, fs, io, path::Path, thread, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use cproxy_core::{Address, Backend, Frontend, KernelSet, KernelTable, Protocol};
 use cproxy_datapath::{
-    bpf::{KernelReader, PinDir, ProcessCgroup, attached, missing_programs, netns_cookie, read_exclusions},
+    bpf::{
+        KernelReader, PinDir, ProcessCgroup, Program, attached, client_affinity, missing_programs, netns_cookie,
+        netns_cookie_of, read_exclusions,
+    },
     sockets::{self, DirectSocket},
 };
 
 use super::{
-    facts::{AgentFacts, DirectFact, Facts, KernelFacts, ProcessFacts, ProgramFacts, SocketFacts},
+    facts::{AffinityFact, AgentFacts, DirectFact, Facts, KernelFacts, ProcessFacts, ProgramFacts, SocketFacts},
     probe::{probe, without_route},
 };
 use crate::{
     agent::socket_setup,
-    report::{FrontendRow, Names, SocketRow},
+    report::{BackendAddress, FrontendRow, Names, SocketRow},
     run_dir::{self, explain_silence, fetch_explanation, fetch_health},
     target::Target,
 };
@@ -34,7 +43,7 @@ pub fn gather(target: Target, pid: Option<u32>, probes: bool, pins: &PinDir, run
         agent: agent(&target, run_dir),
         kernel: Err(String::new()),
         programs,
-        process: process(pid, pins, run_dir),
+        process: process(pid, pins),
         sockets: Ok(SocketFacts::default()),
         probes: Vec::new(),
         target,
@@ -85,16 +94,33 @@ fn kernel(facts: &Facts, pins: &PinDir) -> Result<KernelFacts, String> {
     let services = facts.agent.iter().flat_map(|agent| &agent.report.services);
     let addresses: BTreeSet<Address> = match &facts.target {
         Target::Address(address) | Target::Frontend(Frontend { address, .. }) => [*address].into(),
-        Target::Service(_) => services.flat_map(|service| &service.frontends).map(|row| row.address.into()).collect(),
+        Target::Service(..) => services.flat_map(|service| &service.frontends).map(|row| row.address.into()).collect(),
     };
     let empty = KernelSet::default();
-    let of_addresses = table.frontends.iter().filter(|(frontend, _)| addresses.contains(&frontend.address));
-    let row =
-        |(frontend, set): (&Frontend, &u32)| FrontendRow::unnamed(*frontend, table.sets.get(set).unwrap_or(&empty));
+    let of_addresses: BTreeMap<_, _> = table
+        .frontends
+        .iter()
+        .filter(|(frontend, _)| addresses.contains(&frontend.address))
+        .map(|(frontend, set)| (*frontend, table.sets.get(set).unwrap_or(&empty)))
+        .collect();
+    let cookie = facts.process.as_ref().ok().and_then(|process| process.netns_cookie);
+    let affinity = |(frontend, set): (&Frontend, &&KernelSet)| Some((*frontend, affinity(set, cookie, pins)?));
     Ok(KernelFacts {
-        frontends: of_addresses.map(row).collect(),
+        frontends: of_addresses.iter().map(|(frontend, set)| FrontendRow::unnamed(*frontend, set)).collect(),
+        affinities: of_addresses.iter().filter_map(affinity).collect(),
         refuses_other_ports: addresses.iter().any(|address| table.addresses.contains(address)),
         backend_of: backend_of(&table, &facts.target),
+    })
+}
+
+/// Session affinity of a set, and what it keeps for the network namespace with this cookie.
+fn affinity(set: &KernelSet, netns_cookie: Option<u64>, pins: &PinDir) -> Option<AffinityFact> {
+    let timeout_seconds = set.affinity.seconds()?;
+    let client = netns_cookie.and_then(|cookie| client_affinity(pins, set, cookie).ok().flatten());
+    Some(AffinityFact {
+        timeout_seconds,
+        backend: client.map(|client| BackendAddress::from(&client.backend)),
+        idle_seconds: client.map(|client| client.idle_seconds),
     })
 }
 
@@ -103,7 +129,7 @@ fn backend_of(table: &KernelTable, target: &Target) -> Vec<Frontend> {
     let leads_there = |frontend: &Frontend, set: &u32| {
         let mut backends = table.sets.get(set).into_iter().flat_map(|set| set.members.backends.iter());
         match target {
-            Target::Service(_) => false,
+            Target::Service(..) => false,
             Target::Address(address) => backends.any(|backend| backend.address == *address),
             Target::Frontend(Frontend { address, port, protocol }) => {
                 frontend.protocol == *protocol && backends.any(|of| (of.address, of.port) == (*address, *port))
@@ -118,22 +144,7 @@ fn differs(facts: &Facts) -> bool {
     super::findings(facts).iter().any(|finding| finding.name == "table" && finding.state != super::State::Ok)
 }
 
-/// Whether the process is in another network namespace than that with this cookie, which was the agent's.
-fn is_in_other_netns(pid: Option<u32>, own: u64, run_dir: &Path) -> bool {
-    if has_own_network(pid) {
-        return netns_cookie().is_ok_and(|cookie| cookie != own);
-    }
-    // The process is in another namespace than this one.
-    if netns_cookie().is_ok_and(|cookie| cookie == own) {
-        return true;
-    }
-    let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-    let agent = run_dir::agent(run_dir).ok().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    let (Some(process), Some(agent)) = (pid.and_then(namespace), agent.and_then(namespace)) else { return false };
-    process != agent
-}
-
-fn process(pid: Option<u32>, pins: &PinDir, run_dir: &Path) -> Result<ProcessFacts, String> {
+fn process(pid: Option<u32>, pins: &PinDir) -> Result<ProcessFacts, String> {
     let name = pid.map_or_else(|| "self".to_owned(), |pid| pid.to_string());
     let status = fs::read_to_string(format!("/proc/{name}/status"))
         .map_err(|error| format!("process {name} cannot be read: {error}"))?;
@@ -146,6 +157,7 @@ fn process(pid: Option<u32>, pins: &PinDir, run_dir: &Path) -> Result<ProcessFac
     let cgroup = ProcessCgroup::of(pid).map_err(|error| error.to_string());
     let exclusions = read_exclusions(pins).unwrap_or_default();
     let installed = cgroup.as_ref().ok().filter(|_| pins.check_installed().is_ok());
+    let cookie = pid.map_or_else(netns_cookie, netns_cookie_of).ok();
     let missing = installed.and_then(|cgroup| missing_programs(pins, &cgroup.dir).ok());
     let ids = cgroup.as_ref().map(|cgroup| cgroup.ids.as_slice()).unwrap_or_default();
     Ok(ProcessFacts {
@@ -153,10 +165,12 @@ fn process(pid: Option<u32>, pins: &PinDir, run_dir: &Path) -> Result<ProcessFac
         is_self: pid.is_none(),
         command: field("Name").to_owned(),
         uid,
+        netns_cookie: cookie,
+        has_no_programs: missing.as_ref().is_some_and(|missing| missing.len() == Program::ALL.len()),
         missing_programs: missing.unwrap_or_default(),
         has_excluded_uid: exclusions.uids.contains(&uid),
         has_excluded_cgroup: exclusions.cgroups.iter().any(|cgroup| ids.contains(&cgroup.id)),
-        has_excluded_netns: exclusions.netns_others_than.is_some_and(|own| is_in_other_netns(pid, own, run_dir)),
+        has_excluded_netns: exclusions.netns_others_than.is_some_and(|own| cookie.is_some_and(|cookie| cookie != own)),
         excluded_ports: exclusions.ports,
         cgroup: cgroup.map(|cgroup| cgroup.dir),
     })

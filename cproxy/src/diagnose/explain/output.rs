@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::{
-    facts::Facts,
-    findings::{Finding, findings},
+    facts::{Facts, ProcessFacts},
+    findings::{Finding, findings, process_obstacle},
     verdict::{Outcome, Verdict, verdicts},
 };
 use crate::report::{Colour, EndpointRow, Screen, endpoints_text, one_line, printable_lines};
@@ -14,6 +14,7 @@ use crate::report::{Colour, EndpointRow, Screen, endpoints_text, one_line, print
 /// Columns of a state, and of a fact's name.
 const STATE_COLUMNS: usize = 10;
 const NAME_COLUMNS: usize = 10;
+
 /// Indentation of the further lines of a verdict.
 const VERDICT_INDENT: usize = 2;
 
@@ -26,8 +27,8 @@ const VERDICTS_MAX: usize = 20;
 pub(crate) struct Answer<'a> {
     /// The destination, as it was given.
     target: String,
-    /// Whether all calls are answered.
-    answered: bool,
+    /// Whether all calls get where they should. `None` if that cannot be said of one.
+    ok: Option<bool>,
     /// Calls that the destination stands for, at least one.
     calls: Vec<Verdict>,
     /// Facts that decide, each with its state.
@@ -41,42 +42,40 @@ fn answer(facts: &Facts) -> Answer<'_> {
     let services = facts.agent.iter().flat_map(|agent| &agent.report.services);
     Answer {
         target: facts.target.to_string(),
-        answered: calls.iter().all(|verdict| verdict.answered),
+        ok: calls.iter().try_fold(true, |all, verdict| Some(all && verdict.ok?)),
         findings: findings(facts),
         endpoints: services.flat_map(|service| &service.endpoints).collect(),
         calls,
     }
 }
 
-/// The answer as a JSON object, and whether all calls are answered.
+/// The answer as a JSON object, and whether all calls get where they should.
 ///
 /// # Errors
 /// Never for these types.
-pub fn json(facts: &Facts) -> serde_json::Result<(String, bool)> {
+pub fn json(facts: &Facts) -> serde_json::Result<(String, Option<bool>)> {
     let answer = answer(facts);
-    Ok((serde_json::to_string_pretty(&answer)?, answer.answered))
+    Ok((serde_json::to_string_pretty(&answer)?, answer.ok))
 }
 
-/// The answer as text, and whether all calls are answered.
+/// The answer as text, and whether all calls get where they should.
 #[must_use]
-pub fn text(facts: &Facts, screen: &Screen) -> (String, bool) {
-    let Answer { answered, calls, findings, endpoints, .. } = answer(facts);
+pub fn text(facts: &Facts, screen: &Screen) -> (String, Option<bool>) {
+    let Answer { ok, calls, findings, endpoints, .. } = answer(facts);
     let mut text = String::new();
     for verdict in calls.iter().take(VERDICTS_MAX) {
-        let word = match verdict.outcome {
-            Outcome::Unknown => "unknown",
-            _ if verdict.answered => "answered",
-            _ => "NOT answered",
-        };
-        // Writing to a String does not fail.
-        let colour = if verdict.answered { Colour::Green } else { Colour::Red };
-        let reason =
-            screen.hanging(VERDICT_INDENT, &one_line(&format_args!("{}: {word}; {}", verdict.call, verdict.reason)));
-        text.push_str(&reason.replacen(word, &screen.painted(word, colour), 1));
-        text.push('\n');
+        text.push_str(&line_of(verdict, screen));
     }
     if calls.len() > VERDICTS_MAX {
+        // Writing to a String does not fail.
         writeln!(text, "and {} more", calls.len() - VERDICTS_MAX).ok();
+    }
+    if let Some(obstacle) = asker_obstacle(facts, &calls) {
+        let line = format!(
+            "This is so for processes that cproxy serves, and this shell is not one: {obstacle}; --pid PID asks for \
+             another process"
+        );
+        writeln!(text, "{}", screen.hanging(VERDICT_INDENT, &one_line(&line))).ok();
     }
     text.push('\n');
     for Finding { state, name, detail } in &findings {
@@ -89,5 +88,25 @@ pub fn text(facts: &Facts, screen: &Screen) -> (String, bool) {
         let endpoints: Vec<_> = endpoints.into_iter().cloned().collect();
         write!(text, "\n{}", printable_lines(&endpoints_text(&endpoints))).ok();
     }
-    (text, answered)
+    (text, ok)
+}
+
+fn line_of(verdict: &Verdict, screen: &Screen) -> String {
+    let Verdict { call, outcome, ok, reason, .. } = verdict;
+    let (word, colour) = match (outcome.as_str(), ok) {
+        (word, Some(true)) => (word, Colour::Green),
+        (word, Some(false)) => (word, Colour::Red),
+        (word, None) => (word, Colour::Yellow),
+    };
+    let mark = if matches!(outcome, Outcome::NotFound | Outcome::Unknown) { ":" } else { "" };
+    let line = screen.hanging(VERDICT_INDENT, &one_line(&format_args!("{call}: {word}{mark} {reason}")));
+    line.replacen(word, &screen.painted(word, colour), 1) + "\n"
+}
+
+/// Why this process is not served, if the verdicts are those of one that is.
+fn asker_obstacle(facts: &Facts, calls: &[Verdict]) -> Option<String> {
+    let is_served =
+        |verdict: &Verdict| matches!(verdict.outcome, Outcome::Forwarded | Outcome::Refused | Outcome::Dropped);
+    let asker: Option<&ProcessFacts> = facts.process.as_ref().ok().filter(|process| process.is_self);
+    asker.filter(|_| calls.iter().any(is_served)).and_then(process_obstacle).map(|(_, obstacle)| obstacle)
 }

@@ -2,26 +2,29 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use cproxy_core::{Action, Backend, Frontend, Protocol, ServiceName};
+use cproxy_core::{Action, Backend, Frontend, NO_NODE_ADDRESS, Protocol, ServiceName, parse_address};
 use serde::Serialize;
 
 use super::{
-    facts::{AgentFacts, Facts, KernelFacts},
-    findings::obstacle,
+    facts::{AffinityFact, AgentFacts, Facts, KernelFacts},
+    findings::{common_obstacle, process_obstacle},
     probe::Probe,
 };
 use crate::{
-    report::{BackendAddress, EndpointRow, FrontendRow, ServiceReport, missing_slice},
+    report::{BackendAddress, EXTERNAL_NAME, EndpointRow, FrontendRow, HEADLESS, ServiceReport, missing_slice, time},
     target::Target,
 };
 
 /// Maximum number of reasons and ports that a text names.
 const NAMED_MAX: usize = 4;
 
-/// Outcome of a call.
+/// Maximum number of unreadable files that a text names.
+const UNREAD_MAX: usize = 2;
+
+/// Outcome of a call, in the words of `cproxy trace`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// It goes to a backend.
     Forwarded,
@@ -31,8 +34,24 @@ pub enum Outcome {
     Dropped,
     /// It goes to the address itself.
     Direct,
-    /// The destination is a name that no agent can tell.
+    /// The source has no Service of the name.
+    NotFound,
+    /// There is no table, or no agent that knows the name.
     Unknown,
+}
+
+impl Outcome {
+    /// Word in the output.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Forwarded => "forwarded",
+            Self::Refused => "refused",
+            Self::Dropped => "dropped",
+            Self::Direct => "direct",
+            Self::NotFound => "not found",
+            Self::Unknown => "unknown",
+        }
+    }
 }
 
 /// Verdict on a call.
@@ -43,17 +62,53 @@ pub struct Verdict {
     pub call: String,
     /// Outcome.
     pub outcome: Outcome,
-    /// Whether cproxy leads the call to a backend, unless all of them are known to fail.
-    pub answered: bool,
+    /// Whether the call gets where it should: to a backend that is not known to fail, or to an address that is no
+    /// Service's. `None` if that cannot be said.
+    pub ok: Option<bool>,
     /// namespace/name, if it is known.
     pub service: Option<String>,
-    /// Outcome and its reason.
+    /// Name of the cause, for scripts.
+    pub code: String,
+    /// Rest of the sentence that the outcome begins.
     pub reason: String,
     /// Backends for new connections, as the kernel has them.
     pub backends: Vec<BackendAddress>,
+    /// Session affinity, if the Service has it.
+    pub affinity: Option<AffinityFact>,
 }
 
-/// Verdicts on all calls that the destination stands for, at least one.
+/// Outcome of a call, and its cause.
+struct Ruling {
+    outcome: Outcome,
+    ok: Option<bool>,
+    code: String,
+    reason: String,
+}
+
+impl Ruling {
+    /// The call does not get to a backend.
+    fn no(outcome: Outcome, code: &str, reason: String) -> Self {
+        Self { outcome, ok: Some(false), code: code.to_owned(), reason }
+    }
+
+    /// The call goes to the address itself, which is no Service's.
+    fn direct(code: &str, reason: &str) -> Self {
+        let reason = format!("to the address itself: {reason}");
+        Self { outcome: Outcome::Direct, ok: Some(true), code: code.to_owned(), reason }
+    }
+
+    /// The call goes to the address itself, although a Service has it.
+    fn untranslated(code: &str, reason: &str) -> Self {
+        Self::no(Outcome::Direct, code, format!("without translation: {reason}"))
+    }
+
+    fn unknown(code: &str, reason: String) -> Self {
+        Self { outcome: Outcome::Unknown, ok: None, code: code.to_owned(), reason }
+    }
+}
+
+/// Verdicts on all calls that the destination stands for, at least one. They are for a process that cproxy serves,
+/// unless one was named.
 #[must_use]
 pub fn verdicts(facts: &Facts) -> Vec<Verdict> {
     let calls = facts.calls();
@@ -65,81 +120,123 @@ fn verdict(facts: &Facts, call: Frontend) -> Verdict {
     let service = agent.and_then(|agent| agent.service_of(call));
     let kernel = facts.kernel.as_ref().ok();
     let row = kernel.and_then(|kernel| kernel.frontends.iter().find(|row| row.frontend() == Some(call)));
-    let (outcome, reason) = match (obstacle(facts, call), row) {
-        (Some(obstacle), Some(_)) => (Outcome::Direct, format!("it is not translated: {obstacle}")),
-        (None, Some(row)) => of_row(row, service),
-        (_, None) => without_row(facts, call),
+    let affinity = kernel.and_then(|kernel| kernel.affinities.get(&call)).copied();
+    let is_in_table = row.is_some() || kernel.is_some_and(|kernel| kernel.refuses_other_ports);
+    let served = match (common_obstacle(facts, call).filter(|_| is_in_table), row) {
+        (Some((code, obstacle)), _) => Ruling::untranslated(code, &obstacle),
+        (None, Some(row)) => of_row(facts, row, service, affinity),
+        (None, None) => without_row(facts, call),
     };
-    let (answered, reason) = match row.filter(|_| outcome == Outcome::Forwarded) {
-        Some(row) => with_doubts(facts, row, reason),
-        None => (false, reason),
+    let named = facts.process.as_ref().ok().filter(|process| !process.is_self && is_in_table);
+    let Ruling { outcome, ok, code, reason } = match named.and_then(process_obstacle) {
+        Some((code, obstacle)) => Ruling::untranslated(code, &beside(&obstacle, &served)),
+        None => served,
     };
     Verdict {
         call: call.to_string(),
         outcome,
-        answered,
+        ok,
         service: service.map(|(service, _)| service.service.clone()),
+        code,
         reason,
         backends: row.map_or_else(Vec::new, |row| row.backends.clone()),
+        affinity,
     }
 }
 
-/// Whether a call that goes to a backend is answered, and the reason with what speaks against it.
-fn with_doubts(facts: &Facts, row: &FrontendRow, reason: String) -> (bool, String) {
-    let is_of_row = |probe: &&Probe| {
-        let Backend { address, port } = probe.backend;
-        let is_backend = |backend: &BackendAddress| (backend.address, backend.port) == (address.into(), port);
-        probe.protocol.to_string() == row.protocol && row.backends.iter().any(is_backend)
-    };
-    let failures: Vec<_> = facts.probes.iter().filter(is_of_row).filter(|probe| !probe.outcome.is_good()).collect();
-    match (failures.as_slice(), row.backends.len()) {
-        ([only], 1) => (false, format!("{reason}, but that {}", only.outcome)),
-        ([first, ..], count) => {
-            let failing = failures.len();
-            let fail = if failing == 1 { "fails" } else { "fail" };
-            let detail = format!("{reason}, but {failing} of them {fail}: {} {}", first.backend, first.outcome);
-            (failing < count, detail)
-        }
-        ([], _) => match &facts.agent {
-            Err(error) => (true, format!("{reason}, unless that has changed: {error}")),
-            Ok(agent) if agent.report.source.is_stale() => {
-                (true, format!("{reason}, unless that has changed: the source is stale"))
-            }
-            Ok(_) => (true, reason),
-        },
+/// Why a process is not served and, if that is not all, what the others get.
+fn beside(obstacle: &str, others: &Ruling) -> String {
+    let Ruling { outcome, ok, reason, .. } = others;
+    match ok {
+        Some(true) => obstacle.to_owned(),
+        _ => format!("{obstacle}; other processes' calls are {} {reason}", outcome.as_str()),
     }
 }
 
-/// Error of connected UDP sockets whose calls are refused or dropped.
-const CONNECTED: &str = "on a connected socket, the call after a datagram fails with ECONNREFUSED";
-
-/// Outcome of a call to a frontend in the kernel.
-fn of_row(row: &FrontendRow, service: Option<(&ServiceReport, &FrontendRow)>) -> (Outcome, String) {
-    let of_service = service.map_or_else(String::new, |(service, row)| format!(" of {}", port_of(service, row)));
+/// Ruling for a call to a frontend in the kernel.
+fn of_row(
+    facts: &Facts,
+    row: &FrontendRow,
+    service: Option<(&ServiceReport, &FrontendRow)>,
+    affinity: Option<AffinityFact>,
+) -> Ruling {
+    let of_service = service.map(|(service, row)| port_of(service, row));
     if row.action == Action::Forward.as_str() {
-        let backends = match row.backends.as_slice() {
-            [one] => format!("backend {one}"),
-            many => format!("one of {} backends", many.len()),
-        };
-        return (Outcome::Forwarded, format!("it goes to {backends}{of_service}"));
+        return forwarded(facts, row, of_service, affinity);
     }
     let (outcome, error) = if row.action == Action::Drop.as_str() {
         (Outcome::Dropped, "EHOSTUNREACH")
     } else {
         (Outcome::Refused, "ECONNREFUSED")
     };
-    let why = match service {
+    let (code, why) = match service {
         Some((service, wanted)) => why_empty(service, wanted),
-        None => "the kernel has no backend for it, and no agent says why".to_owned(),
+        None => ("no-backend", "the kernel has no backend for it, and no agent says why".to_owned()),
     };
-    let error = if row.protocol == "UDP" { format!("{error} ({CONNECTED})") } else { error.to_owned() };
-    (outcome, format!("it fails with {error}{of_service}: {why}", of_service = prefixed(&of_service)))
+    let connected = if row.protocol == "UDP" { CONNECTED } else { "" };
+    let of_service = of_service.map_or_else(String::new, |service| format!(", {service}"));
+    Ruling::no(outcome, code, format!("with {error}{connected}{of_service}: {why}"))
 }
 
-/// The same text as a sentence's part behind a comma.
-fn prefixed(of_service: &str) -> String {
-    of_service.strip_prefix(" of ").map_or_else(String::new, |service| format!(", {service}"))
+/// Ruling for a call that goes to a backend, with what speaks against that.
+fn forwarded(facts: &Facts, row: &FrontendRow, of_service: Option<String>, affinity: Option<AffinityFact>) -> Ruling {
+    let kept = affinity.and_then(|affinity| Some((affinity, affinity.backend?)));
+    let targets: Vec<_> = kept.map_or_else(|| row.backends.clone(), |(_, backend)| vec![backend]);
+    let of_service = of_service.map_or_else(String::new, |service| format!(" of {service}"));
+    let mut reason = match (targets.as_slice(), affinity) {
+        ([one], None) => format!("to backend {one}{of_service}"),
+        ([one], Some(affinity)) => format!("to backend {one}{of_service}, {}", kept_for(affinity)),
+        (many, None) => format!("to one of {} backends{of_service}", many.len()),
+        (many, Some(affinity)) => format!("to one of {} backends{of_service}, {}", many.len(), kept_for(affinity)),
+    };
+    let is_target = |probe: &&Probe| {
+        let Backend { address, port } = probe.backend;
+        probe.protocol.to_string() == row.protocol
+            && targets.contains(&BackendAddress { address: address.into(), port })
+    };
+    let mut failures = facts.probes.iter().filter(is_target).filter(|probe| !probe.outcome.is_good());
+    let (count, first) = (failures.clone().count(), failures.next());
+    let code = match first {
+        Some(Probe { outcome, .. }) if targets.len() == 1 => {
+            reason.push_str(&format!(", which {outcome}"));
+            "backends-fail"
+        }
+        Some(Probe { backend, outcome, .. }) if count == targets.len() => {
+            reason.push_str(&format!(", which all fail: {backend} {outcome}"));
+            "backends-fail"
+        }
+        Some(Probe { backend, outcome, .. }) => {
+            let fail = if count == 1 { "fails" } else { "fail" };
+            reason.push_str(&format!(", of which {count} {fail}: {backend} {outcome}"));
+            "some-backends-fail"
+        }
+        None => {
+            let doubt = match &facts.agent {
+                Err(error) => Some(&**error),
+                Ok(agent) => agent.report.source.is_stale().then_some("the source is stale"),
+            };
+            reason.extend(doubt.map(|doubt| format!(", unless that has changed: {doubt}")));
+            "forwarded"
+        }
+    };
+    Ruling { outcome: Outcome::Forwarded, ok: Some(code != "backends-fail"), code: code.to_owned(), reason }
 }
+
+/// Effect of session affinity on the next connection.
+fn kept_for(affinity: AffinityFact) -> String {
+    let timeout = u64::from(affinity.timeout_seconds);
+    match affinity.idle_seconds {
+        Some(idle) => format!(
+            "by session affinity for {} more (last new connection {} ago)",
+            time(timeout.saturating_sub(idle)),
+            time(idle)
+        ),
+        None => format!("and to the same one for {} (session affinity)", time(timeout)),
+    }
+}
+
+/// Error of connected UDP sockets whose calls are refused or dropped.
+const CONNECTED: &str = " (on a connected socket, by the call after a datagram)";
 
 fn port_of(service: &ServiceReport, row: &FrontendRow) -> String {
     let port = row.port_name.as_deref().filter(|name| !name.is_empty());
@@ -149,7 +246,7 @@ fn port_of(service: &ServiceReport, row: &FrontendRow) -> String {
 }
 
 /// Reason why none of a Service's endpoints gets the calls of a frontend.
-fn why_empty(service: &ServiceReport, frontend: &FrontendRow) -> String {
+fn why_empty<'a>(service: &'a ServiceReport, frontend: &FrontendRow) -> (&'a str, String) {
     let is_about = |row: &&EndpointRow| {
         let is_port = row.port_name == frontend.port_name && row.protocol.as_deref() == Some(&*frontend.protocol);
         let is_source = frontend.source.as_ref().is_some_and(|source| row.sources.contains(source));
@@ -158,26 +255,31 @@ fn why_empty(service: &ServiceReport, frontend: &FrontendRow) -> String {
             row.endpoint.parse().is_ok_and(|at: SocketAddr| at.is_ipv4() != frontend.address.is_ipv4());
         row.protocol.is_none() || is_port && is_source && !is_other_family
     };
-    let mut reasons = BTreeMap::<&str, usize>::new();
+    let mut reasons = BTreeMap::<&str, (usize, &EndpointRow)>::new();
     let is_unused = |row: &&EndpointRow| row.used == "no" || row.used == "keeps";
-    let rows = service.endpoints.iter().filter(is_about).filter(is_unused);
-    rows.for_each(|row| *reasons.entry(&row.reason).or_default() += 1);
-    if reasons.is_empty() {
-        let name = service.service.split_once('/').map(|(namespace, name)| ServiceName::new(namespace, name));
-        return match name {
-            Some(name) if service.slices == 0 => decapitalized(&missing_slice(&name)),
-            _ => "its EndpointSlices have no endpoint".to_owned(),
-        };
+    for row in service.endpoints.iter().filter(is_about).filter(is_unused) {
+        reasons.entry(&row.reason).or_insert((0, row)).0 += 1;
     }
     let mut reasons: Vec<_> = reasons.into_iter().collect();
-    reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    reasons.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
+    let Some((_, (_, first))) = reasons.first() else {
+        let name = service.service.split_once('/').map(|(namespace, name)| ServiceName::new(namespace, name));
+        return match name {
+            Some(name) if service.slices == 0 => ("no-endpoint-slice", decapitalized(&missing_slice(&name))),
+            _ => ("no-endpoints", "its EndpointSlices have no endpoint".to_owned()),
+        };
+    };
+    let code = &*first.code;
     let others = reasons.len().saturating_sub(NAMED_MAX);
-    let mut named: Vec<_> =
-        reasons.into_iter().take(NAMED_MAX).map(|(reason, count)| format!("{count} x {reason}")).collect();
+    let named = reasons.into_iter().take(NAMED_MAX).map(|(reason, (count, row))| {
+        let of = if row.endpoint == "all" { "slices" } else { "endpoints" };
+        if count == 1 { reason.to_owned() } else { format!("{reason} ({count} {of})") }
+    });
+    let mut named: Vec<_> = named.collect();
     if others != 0 {
         named.push(format!("{others} other reasons"));
     }
-    format!("no endpoint can be used: {}", named.join("; "))
+    (code, format!("no endpoint can be used: {}", named.join("; ")))
 }
 
 fn decapitalized(text: &str) -> String {
@@ -185,40 +287,27 @@ fn decapitalized(text: &str) -> String {
     chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
 }
 
-/// Outcome of a call to an address and port that is no frontend in the kernel.
-fn without_row(facts: &Facts, call: Frontend) -> (Outcome, String) {
-    if let Err(error) = &facts.kernel {
-        return (Outcome::Direct, format!("it is not translated: {error}"));
-    }
+/// Ruling for a call to an address and port that is no frontend in the kernel.
+fn without_row(facts: &Facts, call: Frontend) -> Ruling {
+    let kernel = match &facts.kernel {
+        Ok(kernel) => kernel,
+        Err(error) => return Ruling::unknown("no-table", error.clone()),
+    };
     let agent = facts.agent.as_ref().ok();
     if let Some((service, _)) = agent.and_then(|agent| agent.service_of(call)) {
-        let because = service
-            .problems
-            .first()
-            .map_or_else(|| "the agent has not written it yet; see its log".to_owned(), Clone::clone);
-        return (
-            Outcome::Direct,
-            format!("it is not in the table, though Service {} wants it: {because}", service.service),
-        );
+        let because = service.problems.first().map_or("the agent has not written it yet; see its log", |of| of);
+        let reason = format!("Service {} wants it, but it is not in the table: {because}", service.service);
+        return Ruling::untranslated("not-in-table", &reason);
     }
-    let Ok(kernel) = &facts.kernel else { return (Outcome::Direct, String::new()) };
+    let reason = no_such_port(agent, kernel, call);
     if kernel.refuses_other_ports {
-        return match obstacle(facts, call) {
-            Some(obstacle) => (Outcome::Direct, format!("it is not translated: {obstacle}")),
-            None => {
-                let error = match call.protocol {
-                    Protocol::Tcp => "ECONNREFUSED".to_owned(),
-                    Protocol::Udp => format!("ECONNREFUSED ({CONNECTED})"),
-                };
-                (Outcome::Refused, format!("it fails with {error}: {}", no_such_port(agent, kernel, call)))
-            }
-        };
+        let connected = if call.protocol == Protocol::Udp { CONNECTED } else { "" };
+        return Ruling::no(Outcome::Refused, "unknown-port", format!("with ECONNREFUSED{connected}: {reason}"));
     }
     if !kernel.frontends.is_empty() {
-        let reason = format!("it goes to the address itself: {}", no_such_port(agent, kernel, call));
-        return (Outcome::Direct, reason);
+        return Ruling::untranslated("unknown-port", &reason);
     }
-    (Outcome::Direct, format!("it goes to the address itself: {}", no_service(facts)))
+    without_service(facts, Some(call))
 }
 
 /// Ports that a Service's address has, for a call to another one.
@@ -252,53 +341,95 @@ fn no_such_port(agent: Option<&AgentFacts>, kernel: &KernelFacts, call: Frontend
     format!("{who} has no port {port}/{protocol}; it has {}", shown.join(", "))
 }
 
-/// Reason why no Service has the destination.
-fn no_service(facts: &Facts) -> String {
+/// Ruling for a destination that no Service has.
+fn without_service(facts: &Facts, call: Option<Frontend>) -> Ruling {
     let agent = facts.agent.as_ref().ok();
     if let Some(unserved) = agent.and_then(|agent| agent.report.unserved.as_ref()) {
-        return format!("Service {} is not served: {}", unserved.service, unserved.reason);
+        let reason = format!("Service {} is not served: {}", unserved.service, unserved.reason);
+        return Ruling::untranslated("not-served", &reason);
+    }
+    if let Some(reason) = agent.zip(call).and_then(|(agent, call)| unserved_node_port(agent, call)) {
+        return Ruling::untranslated(NO_NODE_ADDRESS, &reason);
     }
     let kernel = facts.kernel.as_ref().ok();
     if let Some(frontend) = kernel.and_then(|kernel| kernel.backend_of.first()) {
-        return format!("it is no Service's, but that of an endpoint behind {frontend}");
+        return Ruling::direct("endpoint", &format!("no Service has it, but it is an endpoint behind {frontend}"));
     }
-    match (agent, kernel) {
-        (_, Some(kernel)) if !kernel.frontends.is_empty() => String::new(),
-        (Some(agent), _) if agent.report.source.is_stale() => {
-            "no Service that the agent knows has it, and its source is stale".to_owned()
+    match agent {
+        Some(agent) if agent.report.source.is_stale() => {
+            Ruling::direct("no-service", "no Service that the agent knows has it, and its source is stale")
         }
-        (Some(agent), _) => format!("no Service has it{}", may_be_unread(agent)),
-        (None, _) => "the kernel's table does not have it, and no agent runs that could know more".to_owned(),
+        Some(agent) => {
+            let (unread, port) = (may_be_unread(agent), port_in(&facts.target));
+            Ruling::direct("no-service", &format!("no Service has it{port}{unread}"))
+        }
+        None => Ruling::direct("no-service", "the kernel's table does not have it, and no agent runs that knows more"),
+    }
+}
+
+/// Why the node port of a call is not served.
+fn unserved_node_port(agent: &AgentFacts, call: Frontend) -> Option<String> {
+    let is_it = |row: &&EndpointRow| {
+        row.code == NO_NODE_ADDRESS
+            && row.reason.contains(&format!(" {} ", call.port))
+            && row.protocol.as_ref().is_some_and(|protocol| *protocol == call.protocol.to_string())
+    };
+    let of =
+        |service: &ServiceReport| Some((service.service.clone(), service.endpoints.iter().find(is_it)?.reason.clone()));
+    let (service, reason) = agent.report.services.iter().find_map(of)?;
+    Some(format!("Service {service}: {reason}"))
+}
+
+/// How a port is written behind an IPv6 address that ends like one.
+fn port_in(target: &Target) -> String {
+    let Target::Address(address) = target else { return String::new() };
+    let text = address.to_string();
+    match text.rsplit_once(':') {
+        Some((host, port)) if parse_address(host).is_some() && port.parse::<u16>().is_ok() => {
+            format!(" (with a port it is written [{host}]:{port})")
+        }
+        _ => String::new(),
     }
 }
 
 /// Files that cannot be read and may have what is asked for.
 fn may_be_unread(agent: &AgentFacts) -> String {
-    match agent.report.unread.as_slice() {
-        [] => String::new(),
-        unread => format!("; what cannot be read may have it: {}", unread.join("; ")),
+    let unread = agent.report.unread.as_slice();
+    let more = unread.len().saturating_sub(UNREAD_MAX);
+    let more = if more == 0 { String::new() } else { format!("; and {more} more: cproxy get problems") };
+    match unread.get(..UNREAD_MAX.min(unread.len())) {
+        None | Some([]) => String::new(),
+        Some(some) => format!("; what cannot be read may have it: {}{more}", some.join("; ")),
     }
 }
 
 /// Verdict on a destination without any call.
 fn unknown(facts: &Facts) -> Verdict {
-    let reason = match (&facts.target, &facts.kernel, &facts.agent) {
-        (Target::Service(name), _, Ok(agent)) => match (&agent.report.unserved, agent.report.services.first()) {
-            (Some(unserved), _) => format!("it is not served: {}", unserved.reason),
-            (None, Some(_)) => "it has no address and port that cproxy could serve".to_owned(),
-            (None, None) => format!("the source of the agent has no Service {name}{}", may_be_unread(agent)),
+    let ruling = match (&facts.target, &facts.kernel, &facts.agent) {
+        (Target::Service(name, _), _, Ok(agent)) => match (&agent.report.unserved, agent.report.services.first()) {
+            (Some(unserved), _) => Ruling {
+                outcome: Outcome::Direct,
+                ok: Some(unserved.code == HEADLESS || unserved.code == EXTERNAL_NAME),
+                code: unserved.code.clone(),
+                reason: format!("without translation: {}", unserved.reason),
+            },
+            (None, Some(_)) => Ruling::untranslated("no-port", "it has no address and port that cproxy could serve"),
+            (None, None) => {
+                let unread = may_be_unread(agent);
+                let reason = format!("the source of the agent has no Service {name}{unread}");
+                Ruling::no(Outcome::NotFound, "not-found", reason)
+            }
         },
-        (Target::Service(name), _, Err(error)) => {
-            format!("only a running agent knows the addresses of Service {name}: {error}")
+        (Target::Service(name, _), _, Err(error)) => {
+            Ruling::unknown("no-agent", format!("only a running agent knows the addresses of Service {name}: {error}"))
         }
-        (_, Err(error), _) => format!("calls to it are not translated: {error}"),
-        (_, Ok(_), _) => format!("calls go to the address itself: {}", no_service(facts)),
+        (_, Err(error), _) => Ruling::unknown("no-table", error.clone()),
+        (_, Ok(_), _) => without_service(facts, None),
     };
-    let service = matches!(facts.target, Target::Service(_)).then(|| facts.target.to_string());
-    let outcome = match (&facts.target, &facts.agent) {
-        (Target::Service(_), Err(_)) => Outcome::Unknown,
-        _ => Outcome::Direct,
+    let service = match &facts.target {
+        Target::Service(name, _) => Some(name.to_string()),
+        _ => None,
     };
-    let (call, backends) = (facts.target.to_string(), Vec::new());
-    Verdict { call, outcome, answered: false, service, reason, backends }
+    let Ruling { outcome, ok, code, reason } = ruling;
+    Verdict { call: facts.target.to_string(), outcome, ok, service, code, reason, backends: Vec::new(), affinity: None }
 }

@@ -2,9 +2,9 @@
 
 use std::{
     fs, io,
-    os::fd::AsRawFd as _,
+    os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
-    ptr,
+    ptr, thread,
 };
 
 use cproxy_core::{ExcludedCgroup, Exclusions};
@@ -13,6 +13,7 @@ use cproxy_mountinfo as mountinfo;
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstatfs, statx},
     net::{AddressFamily, SocketType},
+    thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 
 use super::{
@@ -80,6 +81,20 @@ pub fn netns_cookie() -> io::Result<u64> {
     let result =
         unsafe { libc::getsockopt(descriptor, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, value, &raw mut length) };
     if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Cookie of a process's network namespace.
+///
+/// # Errors
+/// There is no such process, the namespace may not be entered (`CAP_SYS_ADMIN`), or the kernel has no cookies.
+pub fn netns_cookie_of(pid: u32) -> io::Result<u64> {
+    let netns = fs::File::open(format!("/proc/{pid}/ns/net"))?;
+    // The thread ends in the other namespace.
+    let in_there = thread::Builder::new().spawn(move || {
+        move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
+        netns_cookie()
+    })?;
+    in_there.join().map_err(|_| io::ErrorKind::Other)?
 }
 
 /// Exclusions that the programs follow.

@@ -1,0 +1,56 @@
+//! Backend that session affinity keeps for a client, as the programs would choose it now. Reading it changes nothing.
+
+use aya::maps::{HashMap, Map, MapData};
+use cproxy_core::{Affinity, Backend, KernelSet};
+use cproxy_ebpf::{AffinityEntry, AffinityKey, affinity_time};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::{
+    PinDir,
+    encoding::backend_slot,
+    error::TableError,
+    open::{Access, open_map},
+};
+
+/// Map of clients.
+const NAME: &str = "AFFINITY";
+
+/// Backend of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientAffinity {
+    /// The backend.
+    pub backend: Backend,
+    /// Seconds since the client's last new connection.
+    pub idle_seconds: u64,
+}
+
+/// The backend that a set keeps for the client in the network namespace with this cookie. `None` without affinity, for
+/// a client that has none yet, and for one whose time is over or whose backend gets no new connections any more.
+///
+/// # Errors
+/// The map cannot be read.
+pub fn client_affinity(
+    pins: &PinDir,
+    set: &KernelSet,
+    netns_cookie: u64,
+) -> Result<Option<ClientAffinity>, TableError> {
+    let Affinity { id, seconds } = set.affinity;
+    if seconds == 0 {
+        return Ok(None);
+    }
+    let path = pins.object(NAME);
+    let map = open_map(&path, Access::ReadOnly).map_err(|error| TableError::Open(path, error))?;
+    let clients = HashMap::<MapData, AffinityKey, u64>::try_from(Map::LruHashMap(map))
+        .map_err(|error| TableError::Read(NAME, error))?;
+    let entry = match clients.get(&AffinityKey { id, zero: 0, netns_cookie }, 0) {
+        Ok(entry) => AffinityEntry(entry),
+        Err(aya::maps::MapError::KeyNotFound) => return Ok(None),
+        Err(error) => return Err(TableError::Read(NAME, error)),
+    };
+    let now = clock_gettime(ClockId::Monotonic);
+    let now = affinity_time(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
+    let mut backends = set.members.eligible().iter().copied();
+    let backend = backends.find(|backend| backend_slot(*backend).digest == entry.digest());
+    let kept = backend.filter(|_| entry.is_fresh(now, seconds));
+    Ok(kept.map(|backend| ClientAffinity { backend, idle_seconds: entry.idle_ns(now) / 1_000_000_000 }))
+}
