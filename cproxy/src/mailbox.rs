@@ -61,7 +61,7 @@ pub enum Command {
     SetOwnAddresses(Vec<Address>),
     /// Places of TCP sockets that have gone.
     FreeTcpPlaces(Vec<TcpPlace>, oneshot::Sender<Result<(), String>>),
-    /// Pins of maps that were removed. The response has the names of the maps that were pinned again.
+    /// Pins of maps that were removed, and `ready`. The response has the names of the maps that were pinned again.
     RestorePins(oneshot::Sender<Result<Vec<&'static str>, String>>),
     /// Other ports for the canary.
     MoveCanary,

@@ -76,6 +76,15 @@ impl Readiness {
         matches!(self.state, State::Withdrawn(_))
     }
 
+    /// Makes the file again if somebody has removed it.
+    pub(super) fn restore(&self) {
+        if let State::Announced = self.state
+            && let Err(error) = self.run_dir.restore_ready()
+        {
+            tracing::warn!("{error}");
+        }
+    }
+
     /// Withdraws the announcement: the table may be out of date. An init system is not told.
     pub(super) fn withdraw(&mut self) {
         if let State::Announced = self.state {
@@ -111,6 +120,8 @@ mod tests {
         fs::remove_file(dir.join(READY)).unwrap();
         readiness.publish(|| (2, 2), true).unwrap();
         assert!(!dir.join(READY).exists(), "announced twice");
+        readiness.restore();
+        assert!(dir.join(READY).exists());
         drop(readiness);
         assert!(!dir.join(READY).exists());
         fs::remove_dir_all(&dir).unwrap();
@@ -125,6 +136,8 @@ mod tests {
         assert!(is_ready(), "there was nothing to withdraw");
         readiness.withdraw();
         assert!(!is_ready());
+        readiness.restore();
+        assert!(!is_ready(), "restored although it was withdrawn");
         readiness.withdraw();
         readiness.publish(|| (1, 1), false).unwrap();
         assert!(!is_ready());

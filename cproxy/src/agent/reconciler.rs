@@ -244,7 +244,10 @@ impl Reconciler {
             Command::FreeTcpPlaces(places, sender) => {
                 drop(sender.send(self.table.free_tcp_places(places).map_err(text)));
             }
-            Command::RestorePins(sender) => drop(sender.send(self.table.restore_pins().map_err(text))),
+            Command::RestorePins(sender) => {
+                self.readiness.restore();
+                drop(sender.send(self.table.restore_pins().map_err(text)));
+            }
             Command::MoveCanary => {
                 self.table.move_canary();
                 self.reconcile()?;

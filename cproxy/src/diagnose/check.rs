@@ -386,7 +386,9 @@ impl AgentState {
 
     fn result(self) -> CheckResult {
         match self {
-            Self::Lives(Life::Unknown) => unknown("it is of an earlier version, and shows only root that it runs"),
+            Self::Lives(Life::Unknown) => {
+                unknown("only root can learn whether it runs: its file `alive` is not its socket")
+            }
             Self::Lives(_) => ok("runs"),
             Self::HasEnded(Life::Killed) => degraded(format!("{KILLED}: start cproxy run")),
             Self::HasEnded(_) => degraded(format!("{ENDED}: start cproxy run")),

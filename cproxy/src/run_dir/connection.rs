@@ -1,21 +1,21 @@
 //! Connection to the socket of an agent.
 
 use std::{
-    ffi::OsStr,
     io,
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
 };
 
-use cproxy_daemon::unix_socket::path_in;
 use rustix::{
-    fs::{Mode, OFlags},
-    io::Errno,
+    fs::{Mode, OFlags, openat},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt::socket_peercred},
     process::Pid,
 };
 
-use super::protocol::SOCKET;
+use super::{files::check_owner, protocol::SOCKET};
 
 /// Process of a running agent: the one that listens (unix(7), SO_PEERCRED).
 ///
@@ -25,10 +25,14 @@ pub fn agent(run_dir: &Path) -> io::Result<Pid> {
     Ok(socket_peercred(connect(run_dir)?)?.pid)
 }
 
-/// Connects to a socket of the directory, also where its path is too long for an address.
-pub(super) fn connect_to(socket: &OwnedFd, run_dir: &Path, name: &str) -> Result<(), Errno> {
+/// Connects to a socket of the directory, also where its path is too long for an address. One that another user has put
+/// there is refused.
+pub(super) fn connect_to(socket: &OwnedFd, run_dir: &Path, name: &str) -> io::Result<()> {
     let dir = rustix::fs::open(run_dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::net::connect(socket, &SocketAddrUnix::new(path_in(&dir, OsStr::new(name)))?)
+    let file = openat(&dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    check_owner(&file, run_dir, name)?;
+    // By its descriptor: the name may lead to another file by now.
+    Ok(rustix::net::connect(socket, &SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?)?)
 }
 
 /// Connects without waiting: a blocking call would never return if an agent has stopped and its queue is full.

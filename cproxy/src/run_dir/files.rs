@@ -4,13 +4,16 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::fd::OwnedFd,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::Path,
 };
 
 use cproxy_core::printable;
 use rustix::{
-    fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat},
+    fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, renameat, statat, unlinkat},
     io::Errno,
 };
 
@@ -43,6 +46,14 @@ pub(super) fn clear(dir: &OwnedFd) -> io::Result<()> {
     [READY, LIMITED, FAILED, UNUSABLE, SOCKET, ALIVE, TEMPORARY].into_iter().try_for_each(|name| remove(dir, name))
 }
 
+/// Whether a file is there, and not something else in its place.
+pub(super) fn exists(dir: &OwnedFd, name: &str) -> bool {
+    let found = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
+    found.is_ok_and(|found| {
+        FileType::from_raw_mode(found.st_mode).is_file() && found.st_uid == rustix::process::geteuid().as_raw()
+    })
+}
+
 /// Removes a file, if it exists.
 pub(super) fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
     match unlinkat(dir, name, AtFlags::empty()) {
@@ -56,7 +67,7 @@ pub(super) fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
 
 /// Whether the directory has a `ready` of this boot.
 pub(super) fn is_ready(run_dir: &Path) -> bool {
-    read_small(&run_dir.join(READY)).is_ok_and(|boot| boot.is_empty() || boot == boot_id())
+    read_small(run_dir, READY).is_ok_and(|boot| boot.is_empty() || boot == boot_id())
 }
 
 /// Seconds since the directory has a `ready` of this boot; `None` without it.
@@ -67,7 +78,7 @@ pub fn ready_seconds(run_dir: &Path) -> Option<u64> {
 
 /// First line of a file, as it can be printed; `None` without the file.
 pub(super) fn read_line(run_dir: &Path, name: &str) -> Option<String> {
-    let text = read_small(&run_dir.join(name)).ok()?;
+    let text = read_small(run_dir, name).ok()?;
     Some(printable(text.lines().next().unwrap_or_default()))
 }
 
@@ -77,9 +88,26 @@ pub fn read_states(run_dir: &Path) -> impl Iterator<Item = (&'static str, String
     [READY, LIMITED, FAILED, UNUSABLE].into_iter().filter_map(line)
 }
 
-fn read_small(path: &Path) -> io::Result<String> {
+/// Checks that root or the owner of the directory has made an opened file of it: others may write to the directory.
+pub(super) fn check_owner(file: impl AsFd, run_dir: &Path, name: &str) -> io::Result<()> {
+    let (of_dir, of_file) = (fs::metadata(run_dir)?.uid(), fstat(file)?.st_uid);
+    if is_trusted(of_file, of_dir) {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "its file `{name}` was made by another user (uid {of_file}), neither root nor the directory's owner: remove it"
+    )))
+}
+
+/// Whether the owner of a file is root or the owner of its directory.
+pub(super) const fn is_trusted(of_file: u32, of_dir: u32) -> bool {
+    of_file == 0 || of_file == of_dir
+}
+
+fn read_small(run_dir: &Path, name: &str) -> io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let file = File::from(rustix::fs::open(run_dir.join(name), flags, Mode::empty())?);
+    check_owner(&file, run_dir, name)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("not a file"));
     }
@@ -110,8 +138,8 @@ mod tests {
         fs::write(path("large"), vec![b'x'; 1 << 20]).unwrap();
         std::os::unix::fs::symlink("file", path("link")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", path("endless")).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
-        let read = |name: &str| read_small(&path(name)).ok();
+        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let read = |name: &str| read_small(&dir, name).ok();
         assert_eq!(read("file").as_deref(), Some("word\n"));
         assert_eq!(read("large").map(|text| text.len() as u64), Some(BYTES_MAX));
         assert_eq!(["link", "endless", "fifo", "missing", "."].map(read), [const { None::<String> }; 5]);

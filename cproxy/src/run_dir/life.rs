@@ -3,21 +3,24 @@
 
 use std::{
     ffi::OsStr,
-    io,
-    os::fd::{AsRawFd as _, OwnedFd},
+    fs, io,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::FileTypeExt as _,
+    },
     path::Path,
 };
 
 use cproxy_daemon::unix_socket::path_in;
 use rustix::{
     fs::{FileType, Mode, OFlags, chmod, fstat, openat},
-    io::Errno,
     net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, shutdown, socket_with},
 };
 
 use super::{
     connection,
     files::{is_ready, remove},
+    lock,
     protocol::{ALIVE, SOCKET},
 };
 
@@ -36,7 +39,7 @@ pub enum Life {
     Killed,
     /// None has left anything.
     None,
-    /// An agent of an earlier version has a socket that only root may connect to.
+    /// Only root can learn it: its socket is not there or another user's, or it is of an earlier version.
     Unknown,
 }
 
@@ -61,27 +64,49 @@ pub(super) fn show(dir: &OwnedFd) -> io::Result<OwnedFd> {
 /// Whether an agent lives that has this run directory.
 #[must_use]
 pub fn life(run_dir: &Path) -> Life {
-    match connected(run_dir) {
+    let is_left_behind = match connected(run_dir) {
         Ok(()) => return Life::Alive,
-        Err(Errno::NOENT | Errno::NOTDIR) if !is_ready(run_dir) && !run_dir.join(SOCKET).exists() => return Life::None,
-        Err(_) => {}
-    }
-    // An agent of an earlier version, or one whose file somebody has removed.
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                if !is_ready(run_dir) && !run_dir.join(SOCKET).exists() =>
+            {
+                return Life::None;
+            }
+            kind => kind == io::ErrorKind::ConnectionRefused && is_socket(run_dir),
+        },
+    };
+    // An agent of an earlier version, or one whose file somebody has removed or replaced.
     match connection::agent(run_dir) {
         Ok(_) => Life::Alive,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !run_dir.join(ALIVE).exists() => Life::Unknown,
+        Err(_) if !is_left_behind && lock::is_held(run_dir) => Life::Alive,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_left_behind => Life::Unknown,
         Err(_) => Life::Killed,
     }
 }
 
-fn connected(run_dir: &Path) -> Result<(), Errno> {
+/// Obstacle in the place of the socket that shows an agent's life.
+pub(super) fn obstacle(run_dir: &Path) -> Option<String> {
+    match connected(run_dir) {
+        Err(error) if error.kind() == io::ErrorKind::Other => Some(error.to_string()),
+        Err(_) if run_dir.join(ALIVE).exists() && !is_socket(run_dir) => {
+            Some(format!("its file `{ALIVE}` is no socket: remove it"))
+        }
+        _ => None,
+    }
+}
+
+fn connected(run_dir: &Path) -> io::Result<()> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     connection::connect_to(&socket, run_dir, ALIVE)
 }
 
+fn is_socket(run_dir: &Path) -> bool {
+    fs::symlink_metadata(run_dir.join(ALIVE)).is_ok_and(|file| file.file_type().is_socket())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt as _};
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
     use crate::run_dir::{files::boot_id, protocol::READY};

@@ -12,6 +12,8 @@ use rustix::{
     process::geteuid,
 };
 
+use super::files::is_trusted;
+
 const LOCK: &str = "lock";
 
 /// The kernel's locks of all processes (proc_locks(5)).
@@ -42,8 +44,10 @@ pub(super) fn acquire_existing(dir: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 
 /// Whether an agent has the lock. Taking it to find out would keep an agent from starting.
 pub(super) fn is_held(run_dir: &Path) -> bool {
-    let (Ok(lock), Ok(locks)) = (fs::metadata(run_dir.join(LOCK)), fs::read_to_string(LOCKS)) else { return false };
-    locks.lines().any(|line| is_lock_of(line, lock.ino()))
+    let owner = fs::metadata(run_dir).map(|dir| dir.uid());
+    let lock = fs::symlink_metadata(run_dir.join(LOCK));
+    let (Ok(owner), Ok(lock), Ok(locks)) = (owner, lock, fs::read_to_string(LOCKS)) else { return false };
+    is_trusted(lock.uid(), owner) && locks.lines().any(|line| is_lock_of(line, lock.ino()))
 }
 
 /// Whether a line is about a lock on the file with this inode, such as `1: FLOCK  ADVISORY  WRITE 742 00:1d:57 0 EOF`.

@@ -76,6 +76,14 @@ impl RunDir {
         self.write(READY, &files::boot_id())
     }
 
+    /// Writes `ready` again if somebody has removed it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn restore_ready(&self) -> Result<(), RunDirError> {
+        if files::exists(&self.dir, READY) { Ok(()) } else { self.set_ready() }
+    }
+
     /// Removes `ready`.
     ///
     /// # Errors

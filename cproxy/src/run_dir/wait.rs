@@ -12,7 +12,7 @@ use cproxy_core::{Action, ServiceName};
 use super::{
     client::{explain_silence, fetch_gauges, fetch_services},
     files::{is_ready, read_line},
-    life::{KILLED, Life, life},
+    life::{KILLED, Life, life, obstacle},
     protocol::{FAILED, LIMITED, RESPONSE_TIMEOUT, UNUSABLE},
 };
 
@@ -100,8 +100,12 @@ fn first_missing(conditions: &Conditions, left: Duration) -> Result<Option<Missi
         let unusable = read_line(&conditions.run_dir, UNUSABLE);
         return unusable.map_or(Ok(Some(Missing::Ready)), |reason| Err(WaitError::Unusable(reason)));
     }
-    if life(&conditions.run_dir) == Life::Killed {
-        return Ok(Some(Missing::Agent));
+    match life(&conditions.run_dir) {
+        Life::Killed => return Ok(Some(Missing::Agent)),
+        Life::Unknown if let Some(reason) = obstacle(&conditions.run_dir) => {
+            return Ok(Some(Missing::Response(io::Error::other(reason))));
+        }
+        _ => {}
     }
     if conditions.services.is_empty() {
         return Ok(None);

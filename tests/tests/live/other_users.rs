@@ -185,3 +185,55 @@ fn a_request_of_another_user_who_can_connect_is_refused() {
     assert_eq!(refused.code, 1, "{}", refused.stderr);
     agent.wait_log("a request of another user is refused", SYNC);
 }
+
+/// Anyone can make files there, in the place of the agent's.
+#[test]
+fn in_a_run_directory_that_all_can_write_only_the_owners_files_are_believed() {
+    let sandbox = Sandbox::for_test();
+    let (run_dir, _) = place(&sandbox, "shared", 0o777);
+    let made = |name: &str| {
+        let path = run_dir.join(name);
+        fs::remove_file(&path).ok();
+        path
+    };
+    let give = |path: &Path| std::os::unix::fs::chown(path, Some(65534), None).unwrap();
+    let socket = std::os::unix::net::UnixListener::bind(made("cproxy.sock")).unwrap();
+    give(&run_dir.join("cproxy.sock"));
+    fs::write(made("ready"), "").unwrap();
+    let wait = |for_service: &[&str]| {
+        let arguments = ["wait", "--timeout", "50ms", "--run-dir", run_dir.to_str().unwrap()];
+        cproxy(&sandbox, &[&arguments, for_service].concat()).failure(1).stderr
+    };
+    let of_another = |name: &str| format!("its file `{name}` was made by another user (uid 65534)");
+    let said = wait(&["--for", "default/web"]);
+    assert!(said.contains("the agent was killed"), "{said}");
+    give(&run_dir.join("ready"));
+    let said = wait(&[]);
+    assert!(said.contains(&of_another("cproxy.sock")), "{said}");
+    drop(socket);
+
+    for name in ["cproxy.sock", "ready"] {
+        made(name);
+    }
+    let mut running = agent(&sandbox).run_dir(&run_dir).spawn();
+    running.wait_log("ready after", SYNC);
+    let as_other_user = |arguments: &[&str]| {
+        let mut command = of_other_user(&sandbox, &cproxy_binary());
+        command.args(arguments).env("CPROXY_RUN_DIR", &run_dir).env("CPROXY_PIN_DIR", sandbox.pin_dir());
+        run(&sandbox, Placement::Unhooked, command, "", SYNC)
+    };
+    fs::set_permissions(sandbox.dir(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(made("alive")).unwrap();
+    as_other_user(&["wait", "--timeout", "1s"]).success();
+    made("ready");
+    cproxy(&sandbox, &["check", "--run-dir", run_dir.to_str().unwrap()]);
+    as_other_user(&["wait", "--timeout", "1s"]).success();
+    running.kill();
+    let said = as_other_user(&["wait", "--timeout", "50ms"]).failure(1).stderr;
+    assert!(said.contains("its file `alive` is no socket: remove it"), "{said}");
+    fs::remove_dir(run_dir.join("alive")).unwrap();
+    let _socket = std::os::unix::net::UnixDatagram::bind(made("alive")).unwrap();
+    give(&run_dir.join("alive"));
+    let said = as_other_user(&["wait", "--timeout", "50ms"]).failure(1).stderr;
+    assert!(said.contains(&of_another("alive")), "{said}");
+}
