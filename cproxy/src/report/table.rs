@@ -176,11 +176,12 @@ fn leave_out(shown: &mut Vec<(usize, usize)>, columns: &[Column], available: usi
 }
 
 fn cut_names(shown: &mut [(usize, usize)], columns: &[Column], available: usize) {
-    let excess = total(shown).saturating_sub(available);
     let is_name = |index: usize| columns.get(index).is_some_and(|column| column.is_name);
-    let widest = shown.iter_mut().filter(|(index, _)| is_name(*index)).max_by_key(|(_, width)| *width);
-    if let Some((_, width)) = widest {
-        *width = (*width).min(width.saturating_sub(excess).max(NAME_CHARS_MIN));
+    for _ in available..total(shown) {
+        let names = shown.iter_mut().filter(|(index, width)| is_name(*index) && *width > NAME_CHARS_MIN);
+        if let Some((_, width)) = names.max_by_key(|(_, width)| *width) {
+            *width -= 1;
+        }
     }
 }
 
@@ -294,6 +295,15 @@ mod tests {
             "{line}"
         );
         assert!(lines(&long, Layout::Plain)[1].contains("is-wide   http"));
+    }
+
+    #[test]
+    fn names_that_are_cut_share_the_room() {
+        let columns = [Column::name("OBJECT"), Column::fixed("SINCE"), Column::name("PROBLEM")];
+        let row = [250, 3, 400].map(|length| Cell::Text("x".repeat(length)));
+        let fitted = Fitted::new(&columns, &[row.to_vec()], Layout::Columns(80));
+        let widths: Vec<_> = fitted.line(&row).split_whitespace().map(chars).collect();
+        assert_eq!(widths, [35, 3, 34]);
     }
 
     #[test]
