@@ -10,7 +10,7 @@ use cproxy_fuzz::{TablePlanners, check_problems};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let options = ParseOptions { node_name: Some("here".to_owned()), whole_service: None };
+    let options = ParseOptions { node_name: Some("here".to_owned()), whole_service: None, has_pipes: false };
     let contents = match parse("file", text, &options) {
         Ok(contents) => contents,
         Err(message) => {

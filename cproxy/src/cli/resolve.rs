@@ -44,8 +44,11 @@ pub(super) struct ResolveOptions {
 
 pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<()> {
     let mut store = Store::new(options.node.context(&options.node_name));
-    let parse_options =
-        ParseOptions { node_name: store.node_name().map(str::to_owned), whole_service: options.explain.clone() };
+    let parse_options = ParseOptions {
+        node_name: store.node_name().map(str::to_owned),
+        whole_service: options.explain.clone(),
+        has_pipes: true,
+    };
     let files = Files::read(&options.manifests, parse_options)?;
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // Plans as the agent does, to find problems between Services.

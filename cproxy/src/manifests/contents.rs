@@ -18,6 +18,8 @@ pub struct ParseOptions {
     pub node_name: Option<String>,
     /// Service that is kept whole with its slices, besides their rows.
     pub whole_service: Option<ServiceName>,
+    /// Whether a path may be a pipe or a device, which is read once. Reading it may never end.
+    pub has_pipes: bool,
 }
 
 /// Contents of a file.

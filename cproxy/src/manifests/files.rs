@@ -56,7 +56,10 @@ impl Files {
     /// A path cannot be read at all. A file that is read but cannot be parsed is a problem, not an error.
     pub fn read(paths: &[PathBuf], options: ParseOptions) -> Result<Self, ManifestError> {
         for path in paths {
-            let readable = if path.is_dir() { fs::read_dir(path).map(drop) } else { fs::File::open(path).map(drop) };
+            let readable = match path.is_dir() {
+                true => fs::read_dir(path).map(drop),
+                false => check_kind(path, options.has_pipes).and_then(|()| fs::File::open(path).map(drop)),
+            };
             readable.map_err(|error| ManifestError::Io(path.clone(), error))?;
         }
         let mut files = Self { paths: paths.to_vec(), options, files: BTreeMap::new(), problems: BTreeMap::new() };
@@ -162,12 +165,10 @@ impl Files {
         }
     }
 
-    /// Reads a file. Reading a FIFO or a device may never end: such a file counts only if its path was given, and once.
+    /// Reads a file. A pipe counts only if its path was given, and once.
     fn read_text(&self, file: &Path) -> io::Result<String> {
         let is_given = self.paths.iter().any(|path| path == file) && !self.files.contains_key(file);
-        if !is_given && !fs::metadata(file)?.is_file() {
-            return Err(io::Error::other("not a regular file"));
-        }
+        check_kind(file, self.options.has_pipes && is_given)?;
         fs::read_to_string(file)
     }
 
@@ -189,6 +190,11 @@ impl Files {
         let same = all.chunk_by(|(a, _), (b, _)| a == b).filter(|same| same.len() > 1);
         same.filter_map(duplicate_problem).collect()
     }
+}
+
+/// Refuses a FIFO or a device, which may never end, unless pipes may be read.
+fn check_kind(file: &Path, has_pipes: bool) -> io::Result<()> {
+    if has_pipes || fs::metadata(file)?.is_file() { Ok(()) } else { Err(io::Error::other("not a regular file")) }
 }
 
 fn duplicate_problem(same: &[(ObjectId<'_>, &Path)]) -> Option<Problem> {

@@ -189,9 +189,10 @@ async fn next_poll(poller: Option<&Poller>) {
     }
 }
 
-/// Whether a created entry is complete: a file reports the end of its writing later, a link reports nothing more.
+/// Whether a created entry is complete: a file reports the end of its writing later, a link, a FIFO or a directory
+/// reports nothing more.
 fn is_complete_at_once(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file() || metadata.nlink() > 1)
 }
 
 fn open() -> io::Result<AsyncFd<OwnedFd>> {

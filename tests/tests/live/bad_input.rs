@@ -459,8 +459,11 @@ fn a_file_that_breaks_keeps_its_last_good_content() {
     assert_eq!(backends(), 1);
     let fifo = sandbox.manifest_dir().join("pipe.yaml");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    agent.wait_log("/pipe.yaml: not a regular file", SYNC);
     fs::rename(&fifo, sandbox.manifest_dir().join("moved-pipe.yaml")).unwrap();
     agent.wait_log("moved-pipe.yaml: not a regular file", SYNC);
+    fs::create_dir(sandbox.manifest_dir().join("directory.yaml")).unwrap();
+    agent.wait_log("directory.yaml: not a regular file", SYNC);
     // The slice is valid again, and another one comes and goes.
     let slice = Slice::v4("web").name("more").tcp("http", 8080).ready(["10.244.0.2", "10.244.0.3"]);
     let more = manifest::write(&sandbox.manifest_dir(), "more.json", [slice.into()]);
@@ -469,6 +472,19 @@ fn a_file_that_breaks_keeps_its_last_good_content() {
     eventually(SYNC, "the file that is gone does not", || (backends() == 1).then_some(()).ok_or("not yet"));
     fs::remove_file(&file).unwrap();
     eventually(SYNC, "nothing is left", || (backends() == 0).then_some(()).ok_or("not yet"));
+}
+
+#[test]
+fn a_source_that_is_a_pipe_is_refused_and_not_waited_for() {
+    let sandbox = Sandbox::for_test();
+    let fifo = sandbox.dir().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    let fifo = fifo.to_str().unwrap();
+    let web = good(&sandbox);
+    for arguments in [vec!["--manifests", fifo], vec!["--bootstrap", fifo, "--manifests", web.to_str().unwrap()]] {
+        let refused = cproxy(&sandbox, &[&["run"], &arguments[..]].concat()).failure(1);
+        assert!(refused.stderr.contains(&format!("{} {fifo}: not a regular file", arguments[0])), "{refused:?}");
+    }
 }
 
 #[test]

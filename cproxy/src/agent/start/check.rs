@@ -71,7 +71,7 @@ impl Checked {
 impl Input {
     async fn read(config: &Config) -> Result<Self, AgentError> {
         let node = config.node_context();
-        let options = ParseOptions { node_name: node.node_name.clone(), whole_service: None };
+        let options = ParseOptions { node_name: node.node_name.clone(), whole_service: None, has_pipes: false };
         let bootstrap = config.bootstrap.bootstrap.as_deref();
         let bootstrap = bootstrap.map(|path| read_bootstrap(path, &node, &options)).transpose()?;
         let settings = loop_settings(config)?;
@@ -87,7 +87,9 @@ impl Input {
 
 fn read_bootstrap(path: &Path, node: &NodeContext, options: &ParseOptions) -> Result<Store, AgentError> {
     let failed = |message: String| AgentError::Bootstrap(path.to_owned(), message);
-    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    // A FIFO would keep the agent waiting.
+    let text = cproxy_wire::file::read(path, u64::MAX).map_err(|error| failed(error.to_string()))?;
+    let text = String::from_utf8(text).map_err(|error| failed(error.to_string()))?;
     let contents = manifests::parse(&path.display().to_string(), &text, options).map_err(failed)?;
     let mut store = Store::new(node.clone());
     let problems: Vec<_> = contents.events().flat_map(|event| store.apply(event)).collect();
