@@ -38,14 +38,28 @@ impl FromStr for CanaryAddresses {
         }
         let mut addresses = Vec::<Address>::new();
         for part in text.split(',') {
-            let address = parse_address(part.trim()).filter(|address| !address.is_special());
-            let address = address.ok_or_else(|| format!("expected an IPv4 and an IPv6 address, or {NONE}"))?;
+            let address =
+                parse_address(part.trim()).ok_or_else(|| format!("expected an IPv4 and an IPv6 address, or {NONE}"))?;
+            if address.is_special() || is_of_link(address) {
+                return Err(format!(
+                    "{address} is a loopback, link-local, broadcast, multicast or unspecified address, and no Service \
+                     can have it"
+                ));
+            }
             if addresses.iter().any(|other| other.family() == address.family()) {
                 return Err("at most one address of each family is allowed".to_owned());
             }
             addresses.push(address);
         }
         Ok(Self(addresses))
+    }
+}
+
+/// Whether an address counts on one link alone.
+fn is_of_link(address: Address) -> bool {
+    match address.into() {
+        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
     }
 }
 
@@ -91,6 +105,10 @@ mod tests {
         }
         for text in ["", "10.0.0.1,10.0.0.2", "none,10.0.0.1", "127.0.0.1", "10.0.0.1,", "host"] {
             assert!(text.parse::<CanaryAddresses>().is_err(), "{text}");
+        }
+        for text in ["169.254.1.1", "fe80::1", "255.255.255.255", "224.0.0.1", "ff02::1", "0.0.0.0", "::", "::1"] {
+            let error = text.parse::<CanaryAddresses>().unwrap_err();
+            assert!(error.starts_with(&format!("{text} is a loopback, link-local,")), "{error}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{io, path::PathBuf, process::ExitStatus};
 
+use cproxy_core::Address;
 use cproxy_datapath::bpf::{CgroupError, EnvironmentError, PinError, TableError};
 use cproxy_wire::ClientError;
 
@@ -47,6 +48,9 @@ pub enum AgentError {
     /// The bootstrap manifest cannot be used.
     #[error("--bootstrap {0}: {1}")]
     Bootstrap(PathBuf, String),
+    /// The canary would lead to this machine itself.
+    #[error("--canary-address {0}: this machine has the address: choose one that nothing has, or none")]
+    OwnCanary(Address),
     /// The run directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),

@@ -137,10 +137,9 @@ fn services(
     silence: &Silence,
 ) -> anyhow::Result<impl Iterator<Item = FrontendRow> + use<>> {
     let (names, filter) = (names(options, silence)?, filter(options));
-    let kernel = KernelReader::read_table(pins)?;
-    let mut frontends: Vec<_> = kernel.frontends.iter().map(|(frontend, set)| (*frontend, *set)).collect();
-    frontends.retain(|(frontend, _)| !names.is_canary(frontend));
-    frontends.sort_unstable();
+    let mut kernel = KernelReader::read_table(pins)?;
+    names.hide_canary(&mut kernel);
+    let frontends: Vec<_> = kernel.frontends.iter().map(|(frontend, set)| (*frontend, *set)).collect();
     let empty = KernelSet::default();
     let named = move |(frontend, set): (Frontend, u32)| {
         FrontendRow::named(frontend, kernel.sets.get(&set).unwrap_or(&empty), &names)
@@ -184,7 +183,8 @@ fn backends(
 ) -> anyhow::Result<impl Iterator<Item = BackendRow> + use<>> {
     let (names, filter) = (names(options, silence)?, filter(options));
     let mut kernel = KernelReader::read_table(pins)?;
-    kernel.frontends.retain(|frontend, _| !names.is_canary(frontend) && names.admits(frontend, &filter));
+    names.hide_canary(&mut kernel);
+    kernel.frontends.retain(|frontend, _| names.admits(frontend, &filter));
     Ok(backend_rows(&kernel, &names).into_iter())
 }
 

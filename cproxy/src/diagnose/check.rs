@@ -116,7 +116,7 @@ fn of_network(request: &CheckRequest<'_>) -> anyhow::Result<Vec<Requirement>> {
     let services = fetch_services(request.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
     let names: Names = services.iter().cloned().collect();
     let table = KernelReader::read_table(&pins).ok().map(|mut table| {
-        table.frontends.retain(|frontend, _| !names.is_canary(frontend));
+        names.hide_canary(&mut table);
         table
     });
     let mut all = match findings {

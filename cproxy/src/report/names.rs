@@ -1,11 +1,11 @@
 //! Names that only the agent knows.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, net::IpAddr};
 
-use cproxy_core::{Address, Frontend};
+use cproxy_core::{Address, Backend, Frontend, KernelTable};
 
 use super::filter::ServiceFilter;
-use crate::canary::is_canary;
+use crate::canary::{PORT, is_canary};
 
 /// Names of frontends, from the rows of a running agent; empty without one.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +31,21 @@ impl Names {
     #[must_use]
     pub fn is_canary(&self, frontend: &Frontend) -> bool {
         is_canary(frontend, self.0.get(frontend).and_then(|label| label.service.as_deref()))
+    }
+
+    /// Takes the agent's canary out of a table. Without names, it is known by its port and its listener: other Services
+    /// lead to no loopback addresses.
+    pub fn hide_canary(&self, table: &mut KernelTable) {
+        let KernelTable { frontends, sets, .. } = table;
+        let is_listener = |backend: &Backend| IpAddr::from(backend.address).is_loopback();
+        let leads_to_listener = |set: &u32| {
+            let backends = sets.get(set).map_or(&[][..], |set| set.members.eligible());
+            !backends.is_empty() && backends.iter().all(is_listener)
+        };
+        frontends.retain(|frontend, set| {
+            let may_be = self.service(frontend).is_none() && frontend.port == PORT;
+            !self.is_canary(frontend) && !(may_be && leads_to_listener(set))
+        });
     }
 
     /// Whether a filter shows the rows of a frontend.

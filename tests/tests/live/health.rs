@@ -25,7 +25,7 @@ use cproxy_tests::{
     manifest::Service,
     process::{Agent, Output, cproxy, eventually},
     sandbox::{Placement, Sandbox},
-    world::{Form, TCP, UDP, World, counter, rows, serve_pods, start_agent_with, web_with},
+    world::{Form, TCP, UDP, World, counter, pod, rows, serve_pods, start_agent_with, web_with},
 };
 use serde_json::Value;
 
@@ -199,6 +199,17 @@ fn a_canary_that_cannot_walk_says_why() {
         assert!(state == "degraded" && detail.contains(reason), "{arguments:?}: {state} {detail}");
         drop(agent);
     }
+}
+
+#[test]
+fn a_canary_at_an_address_of_the_machine_is_refused_and_one_of_a_dead_agent_is_no_service() {
+    let mut world = World::builder().pods([1]).objects(web_with([1])).args(["--canary-address", "198.19.7.7"]).start();
+    let pod = pod(1).v4.to_string();
+    let refused = cproxy(&world.sandbox, &["run", "--manifests", "/dev", "--canary-address", &pod]).failure(1);
+    assert!(refused.stderr.contains(&format!("--canary-address {pod}: this machine has the address")), "{refused:?}");
+    world.agent.kill();
+    let rows = rows(&world.sandbox, "services");
+    assert!(!rows.is_empty() && rows.iter().all(|row| row["address"] != "198.19.7.7"), "{rows:?}");
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::{path::Path, sync::Arc};
 
-use cproxy_core::{NodeContext, Store};
+use cproxy_core::{Address, NodeContext, Store};
 use cproxy_daemon::unix_socket::SocketFile;
 use cproxy_datapath::bpf::{Environment, PinDir, PinLock};
+use cproxy_network::{NetworkPath, SocketSetup};
 use tokio::net::UnixListener;
 
 use crate::{
@@ -53,6 +54,13 @@ impl Checked {
         let kernel_log = resume::open_kernel_log();
         if let Err(error) = privileges::give_up_capabilities(&config) {
             tracing::warn!("not all capabilities can be given up: {error}");
+        }
+        let is_own = |address: &Address| {
+            let address = (*address).into();
+            NetworkPath::to(address, &SocketSetup::none()).is_ok_and(|path| path.source == address)
+        };
+        if let Some(own) = config.monitoring.canary_address.iter().find(is_own) {
+            return Err(AgentError::OwnCanary(own));
         }
         let input = Input::read(&config).await?;
         let (cgroup, pin_dir, run_dir) = (config.cgroup.cgroup.as_deref(), &config.pins.pin_dir, &config.run.run_dir);
