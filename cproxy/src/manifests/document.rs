@@ -165,7 +165,29 @@ fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceK
         }));
     };
     let name = ObjectName::new(metadata("namespace").unwrap_or("default"), name);
+    if let Some(field) = invalid_name(kind, &name) {
+        return Err(ObjectError::Unreadable(name, field.to_owned()));
+    }
     serde_path_to_error::deserialize(document).map_err(|error| ObjectError::Unreadable(name, error.to_string()))
+}
+
+/// Error in the names of an object, as the API server finds it (apimachinery `IsDNS1123Label`, `IsDNS1123Subdomain`).
+/// A Service's name may begin with a digit, as newer API servers allow.
+fn invalid_name(kind: ResourceKind, ObjectName { namespace, name }: &ObjectName) -> Option<&'static str> {
+    let is_part = |text: &str| {
+        let belongs = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !text.is_empty() && text.bytes().all(belongs) && !text.starts_with('-') && !text.ends_with('-')
+    };
+    let is_label = |text: &str| text.len() <= 63 && is_part(text);
+    if kind != ResourceKind::Nodes && !is_label(namespace) {
+        return Some("metadata.namespace is not of at most 63 lower-case letters, digits and inner dashes");
+    }
+    if kind == ResourceKind::Services {
+        return (!is_label(name))
+            .then_some("metadata.name is not of at most 63 lower-case letters, digits and inner dashes");
+    }
+    let is_subdomain = name.len() <= 253 && name.split('.').all(is_part);
+    (!is_subdomain).then_some("metadata.name is not of at most 253 lower-case letters, digits, inner dashes and dots")
 }
 
 impl<'a> DocumentReader<'a> {

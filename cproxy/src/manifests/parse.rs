@@ -110,6 +110,33 @@ mod tests {
     }
 
     #[test]
+    fn names_are_those_that_the_api_server_takes() {
+        let (label, subdomain) = ("a".repeat(63), "a.".repeat(126) + "a");
+        let service = |namespace: &str, name: &str| {
+            format!("apiVersion: v1\nkind: Service\nmetadata: {{name: \"{name}\", namespace: \"{namespace}\"}}\n")
+        };
+        let slice = |name: &str| SLICE.replace("web-1", name);
+        for text in [service("ns-1", "7-web"), service(&label, &label), slice("web.1"), slice(&subdomain)] {
+            let (services, slices, problems) = counts(&text);
+            assert_eq!((services + slices, problems), (1, 0), "{text}");
+        }
+        for text in [
+            service("~cproxy", "canary"),
+            service("a.b", "web"),
+            service("Default", "web"),
+            service(&(label.clone() + "a"), "web"),
+            service("default", &(label.clone() + "a")),
+            service("default", "web.a"),
+            service("default", "-web"),
+            service("default", "a/b"),
+            slice("web_1"),
+            slice(&(subdomain + "aa")),
+        ] {
+            assert_eq!(counts(&text), (0, 0, 1), "{text}");
+        }
+    }
+
+    #[test]
     fn invalid_text_is_an_error_of_one_line() {
         for text in ["{", "a: [", "\t: :\n- x: {", "kind: \"Service"] {
             let error = parse("f", text, &ParseOptions::default()).unwrap_err();
