@@ -41,7 +41,12 @@ impl Config {
         let mut changes = Changes::default();
         if self.source.is_api_server() != new.source.is_api_server() {
             let [before, now] = [self, &new].map(|config| config.source.source().to_string());
-            changes.deferred.push(Change { name: "the source".to_owned(), before, now });
+            let setting = match &new.source {
+                source if !source.apiserver.is_empty() => "apiserver",
+                source if source.kubeconfig.is_some() => "kubeconfig",
+                _ => "manifests",
+            };
+            changes.deferred.push(Change { name: format!("the source (--{setting})"), before, now });
             // Each kind of source has its own settings, which cannot be compared with those of the other one.
             new.source = self.source.clone();
             let of_source = SourceSettings::SETTINGS.iter();
@@ -148,7 +153,10 @@ mod tests {
             (&["--log-level=debug"], "--log-level changed from info to debug"),
             (&["--service-counters"], "--service-counters changed from off to on"),
             (&["--log-format=json"], "--log-format changed from text to json"),
-            (&["--manifests=a,b"], "the source changed from API server of the pod's ServiceAccount to manifests a, b"),
+            (
+                &["--manifests=a,b"],
+                "the source (--manifests) changed from API server of the pod's ServiceAccount to manifests a, b",
+            ),
         ] {
             let Changes { applied, deferred } = config(&[]).replaced_by(config(flags)).1;
             assert_eq!(texts(&[applied, deferred].concat()), [text]);
@@ -167,6 +175,8 @@ mod tests {
             let (config, changes) = before.replaced_by(now.clone());
             assert_eq!((&config, changes.applied.len(), changes.deferred.len()), (before, 0, 1));
         }
+        let texts = texts(&manifests.replaced_by(api_server).1.deferred);
+        assert!(texts[0].starts_with("the source (--apiserver) changed from manifests a, b to "), "{texts:?}");
     }
 
     #[test]
@@ -189,7 +199,7 @@ mod tests {
         let (mut before, mut new) = (config(&[]), config(&["--pin-dir=/other", "--balance=round-robin"]));
         before.switch.origins = origins(&[("pin-dir", "flag")]);
         new.switch.origins = origins(&[("pin-dir", "environment"), ("balance", "/etc/f, line 3")]);
-        let config = before.replaced_by(new).0;
+        let config = before.replaced_by(new.clone()).0;
         let rows = config.rows();
         let row = |name: &str| {
             let row = rows.iter().find(|row| row.name == name).unwrap();
@@ -198,6 +208,9 @@ mod tests {
         let kept = ("/sys/fs/bpf/cproxy".to_owned(), "flag".to_owned());
         assert_eq!(row("pin-dir"), kept, "it counts at the next start");
         assert_eq!(row("balance"), ("round-robin".to_owned(), "/etc/f, line 3".to_owned()));
+        before.switch.origins = origins(&[("pin-dir", "/etc/f, line 3")]);
+        let again = before.replaced_by(new.clone()).0.replaced_by(new).0;
+        assert_eq!(again.switch.origins.of("pin-dir"), "/etc/f, line 3 at the start");
         assert_eq!(row("run-dir"), ("/run/cproxy".to_owned(), "default".to_owned()));
         let of_run = SETTINGS.iter().map(|group| group.settings.len()).sum::<usize>() - WaitSettings::SETTINGS.len();
         assert_eq!(rows.len(), of_run - 1, "all but that of the other kind of source");

@@ -9,6 +9,9 @@ use super::{Group, Setting, Settings, SwitchSettings};
 /// Place of a setting that no place has.
 const DEFAULT: &str = "default";
 
+/// End of a place that has another value by now.
+const AT_START: &str = " at the start";
+
 /// Where flags got their values, by the name of the flag; defaults are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origins(BTreeMap<String, String>);
@@ -26,10 +29,13 @@ impl Origins {
         self.0.get(name).map_or(DEFAULT, String::as_str)
     }
 
-    /// Takes the place that a setting has in `old`.
+    /// Takes the place that a setting has in `old`. The line of a file may be another one's by now.
     pub(super) fn keep(&mut self, name: &str, old: &Self) {
         match old.0.get(name) {
-            Some(origin) => drop(self.0.insert(name.to_owned(), origin.clone())),
+            Some(origin) => {
+                let is_line = origin.contains(", line ") && !origin.ends_with(AT_START);
+                drop(self.0.insert(name.to_owned(), format!("{origin}{}", if is_line { AT_START } else { "" })));
+            }
             None => drop(self.0.remove(name)),
         }
     }

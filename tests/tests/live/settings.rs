@@ -367,6 +367,16 @@ fn each_setting_is_shown_with_its_origin_and_the_level_of_the_log_can_be_set() {
     agent.signal(Signal::HUP);
     agent.wait_log("settings were read again", SYNC);
     expect("log-level", "info", "default");
+    replace(&file, "# settings\n\n\nexclude-port = 53,54\nnode-name = there\nterminate-sockets = udp\n");
+    agent.signal(Signal::HUP);
+    agent.wait_log("--node-name changed from here to there", SYNC);
+    agent.wait_until(SYNC, "the second line about it", |agent| match agent.log().matches("were read again").count() {
+        2 => Ok(()),
+        count => Err(count),
+    });
+    expect("terminate-sockets", "udp", &format!("{}, line 6", file.display()));
+    expect("exclude-port", "53,54", &format!("{}, line 4", file.display()));
+    expect("node-name", "here", &format!("{}, line 2 at the start", file.display()));
     let wrong = cproxy(&sandbox, &["set", "log-level", "loud"]);
     assert!(wrong.code == 2 && wrong.stderr.contains("loud"), "{}", wrong.stderr);
     assert!(agent.stop().success());
