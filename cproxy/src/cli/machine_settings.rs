@@ -32,6 +32,9 @@ const FILE_VARIABLE: &str = "CPROXY_CONFIG";
 /// Commands whose flags are settings. Other commands use the settings of the flags that they share.
 const COMMANDS: [&str; 2] = ["run", "wait"];
 
+/// Longest value, and longest item of a list: no path is longer (`PATH_MAX`).
+const VALUE_BYTES_MAX: usize = 4096;
+
 /// Reason why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SettingsError {
@@ -47,6 +50,10 @@ pub(super) enum SettingsError {
     ZeroByte(String),
     #[error("{0}: {1}")]
     InvalidValue(String, String),
+    #[error("{0}: {1} has a value that begins with {2:?} and is longer than {3} bytes")]
+    TooLong(String, String, String, usize),
+    #[error("{0}: {1} cannot be used with {3} ({2}): remove one of the two")]
+    Conflict(String, String, String, String),
 }
 
 /// Settings of the machine.
@@ -81,10 +88,11 @@ impl GivenSetting {
 pub(super) fn with_settings(cli: Command) -> (Command, MachineSettings) {
     let (file, broken) = read_file(env::var_os(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from));
     let kernel = fs::read(KERNEL_COMMAND_LINE).unwrap_or_default();
-    let settings = nearest_first(parse_command_line(&String::from_utf8_lossy(&kernel)), file);
-    let (valid, invalid) = validate(&cli, settings);
+    let kernel = parse_command_line(&String::from_utf8_lossy(&kernel));
+    let conflict = conflict(&cli, &kernel).or_else(|| conflict(&cli, &file));
+    let (valid, invalid) = validate(&cli, nearest_first(kernel, file));
     let cli = cli.mut_subcommands(|command| with_defaults(command, &valid));
-    (cli, MachineSettings { valid, error: broken.or(invalid) })
+    (cli, MachineSettings { valid, error: broken.or(invalid).or(conflict) })
 }
 
 /// Variables that are named like settings and are none. An empty one is ignored, as by clap. Those that Kubernetes
@@ -145,6 +153,9 @@ fn validate(cli: &Command, settings: Vec<GivenSetting>) -> (Vec<GivenSetting>, O
             let names = flags.keys().copied().collect::<Vec<_>>().join(", ");
             return Err(SettingsError::Unknown(setting.origin, shorten(&setting.name), names));
         };
+        if let Some(long) = setting.value.split(',').find(|value| value.len() > VALUE_BYTES_MAX) {
+            return Err(SettingsError::TooLong(setting.origin, setting.name, shorten(long), VALUE_BYTES_MAX));
+        }
         let parser = Command::new("").no_binary_name(true).arg(flag.clone().conflicts_with(Resettable::Reset));
         match parser.try_get_matches_from([format!("--{}={}", setting.name, setting.value)]) {
             Ok(_) => Ok(setting),
@@ -152,6 +163,21 @@ fn validate(cli: &Command, settings: Vec<GivenSetting>) -> (Vec<GivenSetting>, O
         }
     };
     partition(settings.into_iter().map(check))
+}
+
+/// Two settings of one place that exclude each other, as they do on the command line.
+fn conflict(cli: &Command, settings: &[GivenSetting]) -> Option<SettingsError> {
+    let run = cli.find_subcommand("run")?;
+    let id = |setting: &GivenSetting| {
+        Some(run.get_arguments().find(|flag| flag.get_long() == Some(&setting.name))?.get_id())
+    };
+    settings.iter().enumerate().find_map(|(index, later)| {
+        let conflicts = conflicts_of(run, id(later)?);
+        let mut earlier = settings.iter().take(index);
+        let GivenSetting { origin, name, .. } =
+            earlier.find(|earlier| id(earlier).is_some_and(|id| conflicts.contains(id)))?;
+        Some(SettingsError::Conflict(later.origin.clone(), later.name.clone(), origin.clone(), name.clone()))
+    })
 }
 
 fn partition(
@@ -231,7 +257,7 @@ fn parse_file(path: &Path, text: &str) -> (Vec<GivenSetting>, Option<SettingsErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::command;
+    use crate::{cli::command, config::SETTINGS};
 
     fn pairs(settings: &[GivenSetting]) -> Vec<(&str, &str)> {
         settings.iter().map(|setting| (&*setting.name, &*setting.value)).collect()
@@ -326,6 +352,19 @@ mod tests {
     }
 
     #[test]
+    fn two_sources_in_one_place_exclude_each_other() {
+        let cli = command();
+        let conflict_in = |text: &str| {
+            let error = conflict(&cli, &parse_file(Path::new("f"), text).0);
+            error.map(|error| error.to_string())
+        };
+        let error = "f, line 3: apiserver cannot be used with manifests (f, line 1): remove one of the two";
+        assert_eq!(conflict_in("manifests = a\n\napiserver = https://h\n").as_deref(), Some(error));
+        assert!(conflict_in("kubeconfig = k\nmanifests = a\n").is_some());
+        assert_eq!(conflict_in("kubeconfig = k\napiserver = https://h\nmanifest = a\n"), None);
+    }
+
+    #[test]
     fn an_invalid_setting_is_left_out_and_its_place_named() {
         let settings = [("balance", "hope"), ("apiserver", "https://1.2.3.4"), ("for", "web"), ("api-server", "x")];
         let (valid, error) = validate(&command(), settings.map(setting).into());
@@ -334,9 +373,22 @@ mod tests {
         let error = error.unwrap().to_string();
         assert!(error.starts_with("f, line 7: invalid value 'hope' for '--balance <METHOD>' [possible"), "{error}");
         let long = "x".repeat(1 << 20);
+        for name in ["balance", "kubeconfig"] {
+            let error = validate(&command(), vec![setting((name, &long))]).1.unwrap().to_string();
+            assert!(error.len() < 300 && error.contains(name), "{error:.1000}");
+        }
+        let long = "x".repeat(VALUE_BYTES_MAX);
         for (name, flag) in [("balance", "--balance <METHOD>"), ("exclude-port", "--exclude-port <PORT>")] {
             let error = validate(&command(), vec![setting((name, &long))]).1.unwrap().to_string();
             assert!(error.len() < 300 && error.contains(flag), "{error:.1000}");
+        }
+        let long = ["x", "x ", "x'", "https://x", "x:", "1.2.3.4"].map(|text| text.repeat(500));
+        for group in SETTINGS {
+            for (name, value) in group.settings.iter().flat_map(|of| long.iter().map(|long| (of.name, long))) {
+                let (_, error) = validate(&command(), vec![setting((name, value))]);
+                let error = error.map(|error| error.to_string()).unwrap_or_default();
+                assert!(error.len() < 500, "{name}: {error:.1000}");
+            }
         }
         let (_, error) = validate(&command(), vec![setting(("api-server", "x"))]);
         let error = error.unwrap().to_string();

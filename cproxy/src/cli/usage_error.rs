@@ -38,7 +38,8 @@ pub(super) fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode
 pub(super) fn summary(error: &clap::Error) -> String {
     let mut text = error.to_string();
     if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
-        text = text.replacen(value, &shorten(value), 1);
+        // The parser of the value may repeat it.
+        text = text.replace(value, &shorten(value));
     }
     format!("{}{}", usage_error_line(&text), similar(error))
 }
