@@ -25,7 +25,6 @@ use std::sync::Arc;
 use cproxy_daemon::LogFilter;
 use tokio::signal::unix::{SignalKind, signal};
 
-pub(crate) use self::own_sockets::socket_setup;
 use self::start::Checked;
 pub use self::{
     error::AgentError,
@@ -36,6 +35,7 @@ pub use self::{
         resume::{generation_id, is_fork},
     },
 };
+pub(crate) use self::{loop_settings::settings_error, own_sockets::socket_setup};
 use crate::{config::Config, privileges::Broker, run_dir};
 
 /// Runs until SIGTERM or SIGINT. The hooks and the table stay in the kernel. On SIGHUP, `reread` returns the

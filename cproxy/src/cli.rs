@@ -169,7 +169,8 @@ fn parse(cli: &mut clap::Command, settings: MachineSettings) -> Result<Command, 
         Command::Wait(options) => options.switch.origins = origins,
         Command::Check(options) => {
             options.switch.origins = origins;
-            options.settings_error = settings.error.map(|error| error.to_string());
+            options.settings_error =
+                settings.error.map_or_else(|| run::settings_error(cli), |error| Some(error.to_string()));
         }
         Command::Explain(options) => options.switch.origins = origins,
         _ => {}

@@ -6,6 +6,11 @@ use cproxy_datapath::bpf::{excluded_cgroup, netns_cookie};
 use super::error::AgentError;
 use crate::config::{Config, ExcludeNetns, LoopSettings};
 
+/// Reason why the agent would refuse the cgroups and network namespaces of its settings, if it would.
+pub(crate) fn settings_error(config: &Config) -> Option<String> {
+    loop_settings(config).err().map(|error| error.to_string())
+}
+
 /// Settings of the task that owns the table. Fails if an excluded cgroup does not exist.
 pub(super) fn loop_settings(config: &Config) -> Result<LoopSettings, AgentError> {
     let traffic = &config.traffic;

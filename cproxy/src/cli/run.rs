@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::{FromArgMatches as _, error::ErrorKind};
 use cproxy_daemon::{LogFilter, memory, notify};
 
 use super::{cleanup, exit_codes, machine_settings::unknown_variables, usage_error::summary};
@@ -44,6 +44,22 @@ fn reread() -> Result<Config, String> {
         (_, Err(error)) => Err(error),
     };
     config.map_err(|error| one_line(&summary(&error)))
+}
+
+/// Reason why `run` without flags refuses the settings of the environment and of the machine, if it does.
+pub(super) fn settings_error(cli: &mut clap::Command) -> Option<String> {
+    let matches = cli.try_get_matches_from_mut(["cproxy", "run"]);
+    let command = matches.and_then(|matches| super::Cli::from_arg_matches(&matches));
+    let config = match command.map(|cli| cli.command) {
+        Ok(super::Command::Run(config)) => checked(*config),
+        Ok(_) => return None,
+        Err(error) => Err(error),
+    };
+    match config {
+        Ok(config) if config.switch.settings.enabled => agent::settings_error(&config),
+        Ok(_) => None,
+        Err(error) => Some(one_line(&summary(&error))),
+    }
 }
 
 fn checked(config: Config) -> Result<Config, clap::Error> {

@@ -127,6 +127,15 @@ fn settings_and_manifests_that_run_refuses_are_named() {
     fs::write(&file, "nodename = x\n").unwrap();
     let output = cproxy_with_variable(&sandbox, &["check"], ("CPROXY_CONFIG", file.to_str().unwrap()));
     assert_missing(&output, &["settings"], &["cproxy.conf, line 1", "\"nodename\" is not a setting"]);
+    for (variable, value, reason) in [
+        ("CPROXY_BALANCE", "hope", "invalid value 'hope' for '--balance <METHOD>'"),
+        ("CPROXY_EXCLUDE_UID", "web", "invalid value 'web' for '--exclude-uid <UID>...'"),
+        ("CPROXY_EXCLUDE_PORT", "1,2,3,4,5,6,7,8,9", "--exclude-port: 9 values; at most 8 are allowed"),
+        ("CPROXY_EXCLUDE_CGROUP", "/nowhere", "--exclude-cgroup /nowhere"),
+    ] {
+        let output = cproxy_with_variable(&sandbox, &["check"], (variable, value));
+        assert_missing(&output, &["settings"], &[reason]);
+    }
     let output = cproxy_with_variable(&sandbox, &["check"], ("CPROXY_NODENAME", "x")).success();
     let (state, detail) = requirements(&output)["settings"];
     assert!(state == "degraded" && detail.contains("CPROXY_NODENAME is no setting"), "{output:?}");
