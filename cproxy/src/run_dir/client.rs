@@ -6,10 +6,11 @@ use std::{
     io::{self, Read, Write},
     os::unix::net::UnixStream,
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
-use rustix::process::Pid;
+use rustix::{net::sockopt::socket_peercred, process::Pid};
 use serde::de::DeserializeOwned;
 use tracing::Level;
 
@@ -30,6 +31,15 @@ use crate::{
 
 /// Bound on a response, more than a full table has.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
+
+/// Time for the response of an agent that has not responded to the request before.
+const SILENT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Error of a request without any response.
+const NO_ANSWER: &str = "no answer in time";
+
+/// Whether the agent has not responded to the last request of this process.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
 /// Whether an agent listens in the run directory.
 pub(super) fn is_agent_listening(run_dir: &Path) -> bool {
@@ -161,8 +171,17 @@ fn fetch_json<T: DeserializeOwned>(run_dir: &Path, request: &str, timeout: Durat
     Ok(serde_json::from_slice(&fetch(run_dir, request, timeout)?)?)
 }
 
+/// A command asks several times, and waits for a silent agent once.
 fn fetch(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<Vec<u8>> {
-    exchange(connect(run_dir)?, request, timeout)
+    let stream = connect(run_dir)?;
+    if socket_peercred(&stream).is_ok_and(|agent| is_stopped(agent.pid)) {
+        return Err(timed_out(&[]));
+    }
+    let timeout = if IS_SILENT.load(Ordering::Relaxed) { timeout.min(SILENT_TIMEOUT) } else { timeout };
+    let response = exchange(stream, request, timeout);
+    let is_silent = response.as_ref().is_err_and(|error| error.to_string() == NO_ANSWER);
+    IS_SILENT.store(is_silent, Ordering::Relaxed);
+    response
 }
 
 /// Sends a request to an agent at the other end, and reads its response.
@@ -193,7 +212,7 @@ pub fn exchange(mut stream: UnixStream, request: &str, timeout: Duration) -> io:
 
 /// The system's own text for a timeout does not help the user.
 fn timed_out(response: &[u8]) -> io::Error {
-    let message = if response.is_empty() { "no answer in time" } else { "no end of the answer" };
+    let message = if response.is_empty() { NO_ANSWER } else { "no end of the answer" };
     io::Error::new(io::ErrorKind::TimedOut, message)
 }
 
@@ -202,6 +221,31 @@ mod tests {
     use std::{fs, os::unix::net::UnixListener, thread};
 
     use super::*;
+
+    #[test]
+    fn a_silent_agent_is_waited_for_once() {
+        let dir = std::env::temp_dir().join(format!("cproxy-silent-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let listener = UnixListener::bind(dir.join(SOCKET)).unwrap();
+        let ask = |timeout| fetch(&dir, REQUEST_GAUGES, timeout);
+        assert_eq!(ask(Duration::from_millis(50)).unwrap_err().to_string(), NO_ANSWER);
+        let start = Instant::now();
+        assert_eq!(ask(Duration::from_secs(60)).unwrap_err().to_string(), NO_ANSWER);
+        assert!(start.elapsed() < Duration::from_secs(30));
+        let answer = || {
+            for _ in 0..3 {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.read_exact(&mut [0; REQUEST_GAUGES.len()]).unwrap();
+                stream.write_all(b"{}").ok();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(answer);
+            assert_eq!(ask(RESPONSE_TIMEOUT).unwrap(), b"{}");
+        });
+        assert!(!IS_SILENT.load(Ordering::Relaxed), "it answers again");
+        fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn a_response_without_end_is_an_error() {

@@ -149,6 +149,19 @@ fn wait_beside_a_stopped_agent_ends_at_its_timeout() {
         );
         assert!(over < Duration::from_millis(1500), "{timeout}: {over:?} too long");
     }
+    // None waits for an answer. A report has the second of `status` in it.
+    let report = sandbox.dir().join("report.tar");
+    for (arguments, most) in [
+        (&["get", "services"][..], 1000),
+        (&["explain", "10.96.0.10:80"], 1000),
+        (&["check"], 2000),
+        (&["bugreport", "-o", report.to_str().unwrap()], 5000),
+    ] {
+        let start = Instant::now();
+        let output = cproxy(&sandbox, arguments);
+        let time = start.elapsed();
+        assert!(time < Duration::from_millis(most), "{arguments:?}: {time:?}: {output:?}");
+    }
     agent.signal(Signal::CONT);
     agent.stop();
 }
