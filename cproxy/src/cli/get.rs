@@ -16,7 +16,10 @@ use cproxy_datapath::{
 };
 use serde::Serialize;
 
-use super::output::{layout, print, print_error, print_json_rows};
+use super::{
+    options::{parse_namespace, parse_service_filter},
+    output::{layout, print, print_error, print_json_rows},
+};
 use crate::{
     config::{PinDirSettings, RunDirSettings},
     report::{
@@ -36,10 +39,10 @@ pub(super) struct GetOptions {
     #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
     output: GetFormat,
     /// Only rows of Services in this namespace
-    #[arg(short, long, value_name = "NAMESPACE")]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = parse_namespace)]
     namespace: Option<String>,
     /// Only rows of the Service of this name, or of this namespace and name
-    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = parse_service_filter)]
     service: Option<String>,
     /// Then print each row of services or backends that changes, until interrupted
     #[arg(short, long)]
@@ -51,7 +54,7 @@ pub(super) struct GetOptions {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum View {
+pub(super) enum View {
     /// Frontends and their backends
     #[value(aliases = ["service", "svc"])]
     Services,

@@ -3,6 +3,8 @@
 use clap::{ValueEnum, error::ErrorKind};
 use cproxy_core::ServiceName;
 
+use crate::manifests::is_label;
+
 pub(super) fn parse_service_name(text: &str) -> Result<ServiceName, String> {
     // In a list there may be blanks behind the commas.
     let text = text.trim();
@@ -17,6 +19,19 @@ pub(super) fn parse_service_name(text: &str) -> Result<ServiceName, String> {
         }
         _ => Err("expected a name like default/web".to_owned()),
     }
+}
+
+/// Namespace that selects rows.
+pub(super) fn parse_namespace(text: &str) -> Result<String, String> {
+    let is_namespace = is_label(text).then(|| text.to_owned());
+    is_namespace.ok_or_else(|| "expected a namespace: lower-case letters, digits and inner dashes".to_owned())
+}
+
+/// Name or `namespace/name` of a Service that selects rows.
+pub(super) fn parse_service_filter(text: &str) -> Result<String, String> {
+    let (namespace, name) = text.split_once('/').map_or((None, text), |(namespace, name)| (Some(namespace), name));
+    let is_service = namespace.is_none_or(is_label) && is_label(name);
+    is_service.then(|| text.to_owned()).ok_or_else(|| "expected a name like web or default/web".to_owned())
 }
 
 /// Output format. The further formats of `get` are accepted, so that `CPROXY_OUTPUT` fits all commands; JSON is YAML.
@@ -38,4 +53,20 @@ pub(super) fn check_process(pid: u32) -> Result<(), clap::Error> {
     }
     let message = format!("--pid {pid}: there is no such process in this PID namespace");
     Err(clap::Error::raw(ErrorKind::ValueValidation, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_that_no_service_matches_is_refused() {
+        let long = "a".repeat(64);
+        for text in ["web", "default/web", "7-web"] {
+            assert_eq!(parse_service_filter(text).as_deref(), Ok(text));
+        }
+        for text in ["", "/web", "default/", "a/b/c", "a.b/web", "Web", "default/*", &long] {
+            assert!(parse_service_filter(text).is_err() && parse_namespace(text).is_err(), "{text}");
+        }
+    }
 }

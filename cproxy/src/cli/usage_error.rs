@@ -2,10 +2,13 @@
 
 use std::{env, ffi::OsString, path::PathBuf, process::ExitCode};
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{
+    ValueEnum as _,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use cproxy_daemon::usage_error_line;
 
-use super::{exit_codes, output::print_error};
+use super::{exit_codes, get::View, output::print_error};
 use crate::{
     report::one_line,
     run_dir::{Failure, record_failure},
@@ -46,6 +49,11 @@ pub(super) fn summary(error: &clap::Error) -> String {
 
 /// A name like the one that was mistyped.
 fn similar(error: &clap::Error) -> String {
+    if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
+        && View::from_str(name, false).is_ok()
+    {
+        return format!("; did you mean get {name}?");
+    }
     let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
     let names = kinds.into_iter().find_map(|kind| match error.get(kind)? {
         ContextValue::String(name) => Some(name.clone()),

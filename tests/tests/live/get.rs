@@ -401,6 +401,8 @@ fn rows_are_filtered_by_service_and_namespace_and_named() {
         let output = get(sandbox, words);
         assert!(output.code == 2 && output.stderr.contains(&format!("did you mean {similar}?")), "{output:?}");
     }
+    let output = cproxy(sandbox, &["problems"]);
+    assert!(output.code == 2 && output.stderr.contains("did you mean get problems?"), "{output:?}");
     world.agent.kill();
     for words in ["services -n prod", "services -o name"] {
         assert_failed(&get(&world.sandbox, words), &["only a running agent knows the names of Services"]);
