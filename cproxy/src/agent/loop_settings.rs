@@ -1,14 +1,26 @@
 //! Settings of the task that owns the table, from the configuration and the machine's cgroups and network namespace.
 
-use cproxy_core::Exclusions;
+use cproxy_core::{Address, Exclusions};
 use cproxy_datapath::bpf::{excluded_cgroup, netns_cookie};
+use cproxy_network::{NetworkPath, SocketSetup};
 
 use super::error::AgentError;
 use crate::config::{Config, ExcludeNetns, LoopSettings};
 
-/// Reason why the agent would refuse the cgroups and network namespaces of its settings, if it would.
+/// Reason why the agent would refuse settings that this machine does not fit, if it would.
 pub(crate) fn settings_error(config: &Config) -> Option<String> {
-    loop_settings(config).err().map(|error| error.to_string())
+    let error = check_canary(config).and_then(|()| loop_settings(config)).err();
+    error.map(|error| error.to_string())
+}
+
+/// Refuses addresses of this machine for the canary.
+pub(super) fn check_canary(config: &Config) -> Result<(), AgentError> {
+    let is_own = |address: &Address| {
+        let address = (*address).into();
+        NetworkPath::to(address, &SocketSetup::none()).is_ok_and(|path| path.source == address)
+    };
+    let own = config.monitoring.canary_address.iter().find(is_own);
+    own.map_or(Ok(()), |own| Err(AgentError::OwnCanary(own)))
 }
 
 /// Settings of the task that owns the table. Fails if an excluded cgroup does not exist.

@@ -185,7 +185,7 @@ settings! {
         #[arg(value_name = "ADDRESSES", default_value = canary::ADDRESSES)]
         "canary-address" canary_address: CanaryAddresses, OnRestart, Shown,
             { without: "", example: "",
-              effect: "Addresses of no Service, one of each family, by which the agent [tests its \
+              effect: "Addresses of no Service and no machine, one of each family, by which the agent [tests its \
                        programs](operations.md#programs-without-effect). `none`: it does not." };
         /// Address of /metrics: IP:PORT, unix:///PATH or vsock://CID:PORT; default: off
         #[arg(value_name = "ADDRESS")]

@@ -44,7 +44,7 @@ impl Names {
         };
         frontends.retain(|frontend, set| {
             let may_be = self.service(frontend).is_none() && frontend.port == PORT;
-            !self.is_canary(frontend) && !(may_be && leads_to_listener(set))
+            !(self.is_canary(frontend) || may_be && leads_to_listener(set))
         });
     }
 

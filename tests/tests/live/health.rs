@@ -23,7 +23,7 @@ use cproxy_datapath::bpf::{
 use cproxy_tests::{
     echo,
     manifest::Service,
-    process::{Agent, Output, cproxy, eventually},
+    process::{Agent, Output, cproxy, cproxy_with_variable, eventually},
     sandbox::{Placement, Sandbox},
     world::{Form, TCP, UDP, World, counter, pod, rows, serve_pods, start_agent_with, web_with},
 };
@@ -207,6 +207,9 @@ fn a_canary_at_an_address_of_the_machine_is_refused_and_one_of_a_dead_agent_is_n
     let pod = pod(1).v4.to_string();
     let refused = cproxy(&world.sandbox, &["run", "--manifests", "/dev", "--canary-address", &pod]).failure(1);
     assert!(refused.stderr.contains(&format!("--canary-address {pod}: this machine has the address")), "{refused:?}");
+    let variable = ("CPROXY_CANARY_ADDRESS", pod.as_str());
+    let check = cproxy_with_variable(&world.sandbox, &["check"], variable).failure(1);
+    assert!(check.stdout.contains("this machine has the address"), "{check:?}");
     world.agent.kill();
     let rows = rows(&world.sandbox, "services");
     assert!(!rows.is_empty() && rows.iter().all(|row| row["address"] != "198.19.7.7"), "{rows:?}");

@@ -2,16 +2,15 @@
 
 use std::{path::Path, sync::Arc};
 
-use cproxy_core::{Address, NodeContext, Store};
+use cproxy_core::{NodeContext, Store};
 use cproxy_daemon::unix_socket::SocketFile;
 use cproxy_datapath::bpf::{Environment, PinDir, PinLock};
-use cproxy_network::{NetworkPath, SocketSetup};
 use tokio::net::UnixListener;
 
 use crate::{
     agent::{
         error::AgentError,
-        loop_settings::loop_settings,
+        loop_settings::{check_canary, loop_settings},
         source::{self, CheckedSource},
         tasks::resume::{self, KernelLog},
         timeline::{Phase, Timeline},
@@ -55,13 +54,7 @@ impl Checked {
         if let Err(error) = privileges::give_up_capabilities(&config) {
             tracing::warn!("not all capabilities can be given up: {error}");
         }
-        let is_own = |address: &Address| {
-            let address = (*address).into();
-            NetworkPath::to(address, &SocketSetup::none()).is_ok_and(|path| path.source == address)
-        };
-        if let Some(own) = config.monitoring.canary_address.iter().find(is_own) {
-            return Err(AgentError::OwnCanary(own));
-        }
+        check_canary(&config)?;
         let input = Input::read(&config).await?;
         let (cgroup, pin_dir, run_dir) = (config.cgroup.cgroup.as_deref(), &config.pins.pin_dir, &config.run.run_dir);
         let environment = Environment::prepare(cgroup, pin_dir, run_dir)?;
