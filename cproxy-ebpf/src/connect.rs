@@ -19,7 +19,7 @@ use crate::{
     endpoint::Endpoint,
     flows,
     lookup::{FoundSet, look_up},
-    maps::{backend, count},
+    maps::{backend, count, count_forwarded},
     observe,
     own_address::own_address,
     peer::{self, is_agents, is_translated},
@@ -104,7 +104,7 @@ fn connect_to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, protocol
         Some(peer) => peer::record_translated(peer, vip, &backend.address, backend.port, slot),
         None => count(Counter::StateLost),
     }
-    count(Counter::Forwarded);
+    count_forwarded(backend);
     observe::translated(ctx, Call::Connect, protocol, vip, backend, set);
     rewrite::<F>(ctx, &backend.address, backend.port)
 }

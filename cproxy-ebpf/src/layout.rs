@@ -10,9 +10,9 @@ use crate::{
     FlowValue, FrontendKey, LAYOUT_VERSION, OWN_ADDRESS_V4, OWN_ADDRESS_V6, OwnAddress, PROTOCOL_ANY, PROTOCOL_TCP,
     PROTOCOL_UDP, REFUSED_PORT, REFUSED_SLOT, SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN,
     SOCKET_UNTRANSLATED, Set, SetWord, Settings, SocketState, TCP_PLACE_FREE, TCP_PLACES, TCP_WITHOUT_PLACE, TURNS_MAX,
-    Translation, UDP_FLOWS_MAX, UDP_HAS_OVERFLOWED, UdpState, V4_MAPPED_WORD, affinity_time, choose, choose_evenly,
-    choose_in_turn, digest, filter_bit, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest, is_v4,
-    tcp_places, turn_of, v4_mapped,
+    Translation, UDP_FLOWS_MAX, UDP_HAS_OVERFLOWED, UNCOUNTED, UdpState, V4_MAPPED_WORD, affinity_time, choose,
+    choose_evenly, choose_in_turn, digest, filter_bit, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6,
+    flow_digest, is_v4, tcp_places, turn_of, v4_mapped,
 };
 
 /// Receiver of the layout's lines: kind or type, name, and the number on which both sides agree.
@@ -23,7 +23,7 @@ macro_rules! shared_types {
     ($callback:ident, $line:ident) => {
         $callback! { $line
             AffinityKey { id, zero, netns_cookie }
-            Backend { address, port, zero, digest }
+            Backend { address, port, counter, digest }
             ExcludedCgroup { id, level, kind }
             Flow { translation, epoch }
             FlowKey { socket_cookie, address, port, direction, zero }
@@ -132,6 +132,7 @@ pub fn describe(line: LineSink<'_>) {
         SOCKET_UNTRANSLATED TCP_PLACE_FREE TCP_PLACES TCP_WITHOUT_PLACE FLOWS_PER_SOCKET UDP_HAS_OVERFLOWED
         FLOW_IDLE_MAX FLOW_FROM_VIP FLOW_FROM_BACKEND TURNS_MAX EXCLUSIONS_MAX EXCLUDED_CGROUPS_MAX COUNTERS_MAX
         EXCLUDED_CGROUP EXCLUDED_OTHER_NETNS OWN_ADDRESS_V4 OWN_ADDRESS_V6 REFUSED_PORT REFUSED_SLOT
+        UNCOUNTED
     }
     enums(line);
     functions(line);

@@ -105,8 +105,8 @@ pub struct Backend {
     pub address: [u32; 4],
     /// Port in network order.
     pub port: u16,
-    /// Padding, always 0.
-    pub zero: u16,
+    /// Index of the counter of calls that are sent to it: [`Counter::Forwarded`], or [`UNCOUNTED`].
+    pub counter: u16,
     /// [`digest`] of address and port. The slots of a set are sorted by it for binary search.
     pub digest: u32,
 }
@@ -581,6 +581,8 @@ pub enum Counter {
 
 /// Number of [`Counter`]s.
 pub const COUNTERS_MAX: u32 = 7;
+/// Index of no counter, for calls by which the agent tests the programs.
+pub const UNCOUNTED: u16 = u16::MAX;
 
 /// Maps a random number to an index in `0..count` with equal weight (up to `count` / 2^32), without a division. The
 /// seed permutes the mapping.

@@ -84,7 +84,13 @@ pub(crate) fn count(counter: Counter) {
     cproxy_count(counter as u32);
 }
 
-/// Adds 1 to the counter with this index.
+/// Counts a call that is sent to a backend, unless the backend is the agent's own.
+#[inline(always)]
+pub(crate) fn count_forwarded(backend: &Backend) {
+    cproxy_count(backend.counter.into());
+}
+
+/// Adds 1 to the counter with this index, if there is one.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_count(counter: u32) -> u32 {

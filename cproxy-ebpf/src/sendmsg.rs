@@ -16,7 +16,7 @@ use crate::{
     exclude::is_in_own_netns,
     flows,
     lookup::{FoundSet, SERVES_OWN_NETNS, cproxy_flow_serves, look_up_unfiltered, passes_filter},
-    maps::{backend, count},
+    maps::{backend, count, count_forwarded},
     observe,
     peer::{self, is_agents, vip_is},
     search::NO_SLOT,
@@ -113,7 +113,7 @@ fn send_to_service<F: Family>(ctx: &SockAddrContext, vip: &Endpoint, set: &Found
         let (vip_port, backend_port) = (vip.port, backend.port);
         let flow = Translation { vip: vip.address, backend: backend.address, vip_port, backend_port, slot };
         flows::insert(ctx, state, &flow, set);
-        count(Counter::Forwarded);
+        count_forwarded(backend);
         observe::translated(ctx, Call::Send, PROTOCOL_UDP, vip, backend, set);
     }
     rewrite::<F>(ctx, &backend.address, backend.port)

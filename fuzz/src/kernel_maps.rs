@@ -10,7 +10,7 @@ use cproxy_ebpf::{
 };
 
 const EMPTY_SET: Set = Set { word: 0, affinity: 0 };
-const EMPTY_SLOT: BackendSlot = BackendSlot { address: [0; 4], port: 0, zero: 0, digest: 0 };
+const EMPTY_SLOT: BackendSlot = BackendSlot { address: [0; 4], port: 0, counter: 0, digest: 0 };
 
 /// The maps, as a pin directory has them.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl SimulatedMaps {
 
     fn apply_one(&mut self, op: &Op) {
         match op {
-            Op::WriteBackends { first_slot, members } => {
+            Op::WriteBackends { first_slot, members, .. } => {
                 let (eligible, kept) = (run(members.eligible()), run(members.kept()));
                 let slots = &mut self.backends[*first_slot as usize..][..eligible.len() + kept.len()];
                 slots.copy_from_slice(&[eligible, kept].concat());
@@ -98,7 +98,7 @@ impl SimulatedMaps {
                 match field {
                     0..16 => slot.address[field / 4] ^= u32::from(third) << (field % 4 * 8),
                     16..18 => slot.port ^= u16::from(third) << (field % 2 * 8),
-                    18..20 => slot.zero ^= u16::from(third) << (field % 2 * 8),
+                    18..20 => slot.counter ^= u16::from(third) << (field % 2 * 8),
                     _ => slot.digest ^= u32::from(third) << (field % 4 * 8),
                 }
             }
@@ -224,7 +224,7 @@ fn key_of(bytes: &[u8; 20]) -> FrontendKey {
 fn run(backends: &[cproxy_core::Backend]) -> Vec<BackendSlot> {
     let slot = |backend: &cproxy_core::Backend| {
         let (address, port) = (backend.address.words(), backend.port.to_be());
-        BackendSlot { address, port, zero: 0, digest: digest(&address, port) }
+        BackendSlot { address, port, counter: 0, digest: digest(&address, port) }
     };
     let mut slots: Vec<_> = backends.iter().map(slot).collect();
     slots.sort_by_key(|slot| slot.digest);

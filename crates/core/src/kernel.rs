@@ -26,6 +26,8 @@ pub enum Op {
         first_slot: u32,
         /// Backends for the slots.
         members: Members,
+        /// Whether the programs count the calls that are sent to them.
+        are_counted: bool,
     },
     /// Points a set at these slots; atomic.
     PublishSet {

@@ -146,6 +146,11 @@ type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
 /// Start of namespaces that no object of a source has: for objects of the agent's own.
 const OWN: char = '~';
 
+/// Whether objects of this namespace are the agent's own.
+pub(crate) fn is_own(namespace: &str) -> bool {
+    namespace.starts_with(OWN)
+}
+
 impl Lists {
     fn of(&mut self, kind: ResourceKind) -> &mut List {
         match kind {
@@ -528,7 +533,7 @@ impl Store {
         if kind == ResourceKind::Nodes {
             return (0, 0);
         }
-        let names = self.in_force(kind).filter(|name| !name.namespace.starts_with(OWN));
+        let names = self.in_force(kind).filter(|name| !is_own(&name.namespace));
         names.fold((0, 0), |(missing, known), name| {
             let is_there = staged.get(name).is_some_and(|parsed| parsed.row.is_some());
             (missing + usize::from(!is_there), known + 1)

@@ -83,6 +83,27 @@ fn calls_through_each_hook_reach_the_listener_of_the_agent() {
     }
 }
 
+/// Restarts move the listener, and `check` calls it.
+#[test]
+fn calls_of_the_agent_itself_are_not_counted() {
+    let mut world = World::start(1..=NODES);
+    let forwarded = |world: &World| {
+        assert_eq!(hooks(&world.sandbox).0, "ok");
+        world.counter("forwarded")
+    };
+    assert_eq!(forwarded(&world), 0);
+    connects();
+    let calls = 3 * Form::ALL.len() as u64;
+    assert_eq!(forwarded(&world), calls);
+    world.agent.kill();
+    world.agent = start_agent_with(&world.sandbox, [""; 0]);
+    assert_eq!(forwarded(&world), calls);
+    connects();
+    assert_eq!(forwarded(&world), 2 * calls);
+    world.agent.kill();
+    assert_eq!((world.counter("forwarded"), world.counter("refused")), (2 * calls, 0));
+}
+
 #[test]
 fn each_program_that_is_detached_is_attached_again() {
     let world = World::start(1..=NODES);

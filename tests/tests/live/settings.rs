@@ -157,7 +157,7 @@ fn wrong_exclusions_are_named_before_anything_is_attached() {
 
 #[test]
 fn an_unknown_port_of_a_known_address_is_refused_and_counted() {
-    // The canary's calls would be counted, too.
+    // The table has the canary's frontends, too.
     let without_canary = ["--canary-address", "none"];
     let World { mut agent, servers: _servers, sandbox } = start(&without_canary);
     let _server = echo::tcp(&sandbox, at(VIP, 81), "the VIP itself");

@@ -98,7 +98,7 @@ impl TablePlanner {
             .allocate(ExtentMap::Sets, 1, by, batch)
             .ok_or_else(|| PublicationError::no_room(format!("no room for more than {most} Service ports")))?;
         let id = id.first;
-        let (members, extent) = match self.write(content.members.clone(), by, batch) {
+        let (members, extent) = match self.write(key, content.members.clone(), by, batch) {
             Ok(written) => written,
             Err(error) => {
                 self.sets.ids.release(Extent { first: id, count: 1 });
@@ -147,7 +147,7 @@ impl TablePlanner {
         let (before, eligible) = (set.members.unpack(), members.eligible);
         let retired: Vec<_> = before.backends.iter().filter(|backend| !members.has(backend)).copied().collect();
         let by = Requester { is_protected: is_protected(&key.service), returned: set.extent.count };
-        let (members, extent) = self.write(members.clone(), by, batch)?;
+        let (members, extent) = self.write(key, members.clone(), by, batch)?;
         batch.raises_epoch |= !retired.is_empty();
         self.retired.add(key.protocol, retired);
         if key.protocol == Protocol::Udp && before.eligible == 0 && eligible != 0 {
@@ -162,6 +162,7 @@ impl TablePlanner {
     /// Writes backends into free slots.
     fn write(
         &mut self,
+        key: &BackendSetKey,
         members: Members,
         by: Requester,
         batch: &mut Batch<'_>,
@@ -175,7 +176,7 @@ impl TablePlanner {
             ))
         })?;
         if packed.count() != 0 {
-            batch.ops.push(Op::WriteBackends { first_slot: extent.first, members });
+            batch.ops.push(Op::WriteBackends { first_slot: extent.first, members, are_counted: key.is_counted() });
         }
         Ok((packed, extent))
     }

@@ -177,10 +177,11 @@ impl BackendSets {
 
     /// Moves backends to slots below `end`. Returns whether no set has a slot at or after `end` any more.
     pub(super) fn move_backends(&mut self, end: u32, ops: &mut Vec<Op>) -> bool {
-        for set in self.by_key.values_mut().filter(|set| set.extent.first + set.extent.count > end) {
+        for (key, set) in self.by_key.iter_mut().filter(|(_, set)| set.extent.first + set.extent.count > end) {
             let Some(extent) = self.slots.allocate_below(set.extent.count, end) else { return false };
             self.slots.release(std::mem::replace(&mut set.extent, extent));
-            ops.push(Op::WriteBackends { first_slot: extent.first, members: set.members.unpack() });
+            let (members, are_counted) = (set.members.unpack(), key.is_counted());
+            ops.push(Op::WriteBackends { first_slot: extent.first, members, are_counted });
             ops.push(set.publication());
         }
         true

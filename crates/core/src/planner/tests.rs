@@ -479,7 +479,7 @@ impl Kernel {
 
     fn apply(&mut self, op: &Op) {
         match op {
-            Op::WriteBackends { first_slot, members } => {
+            Op::WriteBackends { first_slot, members, .. } => {
                 self.slots.extend((*first_slot..).zip(members.backends.iter().copied()));
                 assert!(self.slots.keys().all(|slot| *slot < self.capacity.slots), "{op:?} writes outside the map");
             }

@@ -1,7 +1,9 @@
 //! Frontends and backends as they lie in the maps: addresses and ports in network order.
 
 use cproxy_core::{Address, Backend, Frontend, Protocol};
-use cproxy_ebpf::{Backend as BackendSlot, FrontendKey, PROTOCOL_ANY, PROTOCOL_TCP, PROTOCOL_UDP, digest};
+use cproxy_ebpf::{
+    Backend as BackendSlot, Counter, FrontendKey, PROTOCOL_ANY, PROTOCOL_TCP, PROTOCOL_UDP, UNCOUNTED, digest,
+};
 
 /// The key of a frontend.
 pub(super) fn key(frontend: Frontend) -> FrontendKey {
@@ -32,9 +34,10 @@ pub(super) fn frontend(key: &FrontendKey) -> Option<Frontend> {
     Some(Frontend { address: Address::from_words(key.address), port: u16::from_be(key.port), protocol })
 }
 
-pub(super) fn backend_slot(backend: Backend) -> BackendSlot {
+pub(super) fn backend_slot(backend: Backend, is_counted: bool) -> BackendSlot {
     let (address, port) = (backend.address.words(), backend.port.to_be());
-    BackendSlot { address, port, zero: 0, digest: digest(&address, port) }
+    let counter = if is_counted { Counter::Forwarded as u16 } else { UNCOUNTED };
+    BackendSlot { address, port, counter, digest: digest(&address, port) }
 }
 
 pub(super) fn backend(slot: BackendSlot) -> Backend {

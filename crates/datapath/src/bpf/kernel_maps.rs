@@ -161,7 +161,9 @@ impl KernelMaps {
             move |error| TableError::Write(what, error)
         };
         match op {
-            Op::WriteBackends { first_slot, members } => self.write_backends(*first_slot, members),
+            Op::WriteBackends { first_slot, members, are_counted } => {
+                self.write_backends(*first_slot, members, *are_counted)
+            }
             Op::PublishSet { set, first_slot, eligible, serving, drops } => {
                 let word = SetWord::new(*first_slot, *eligible, *serving, *drops);
                 self.store(self.set_field(*set, offset_of!(Set, word)), word.0, format_args!("set {set}"))
@@ -252,9 +254,9 @@ impl KernelMaps {
         }
     }
 
-    fn write_backends(&self, first_slot: u32, members: &Members) -> Result<(), TableError> {
-        let runs = [members.eligible(), members.kept()];
-        for (slot, backend) in (first_slot as usize..).zip(runs.into_iter().flat_map(by_digest)) {
+    fn write_backends(&self, first_slot: u32, members: &Members, are_counted: bool) -> Result<(), TableError> {
+        let runs = [members.eligible(), members.kept()].into_iter().flat_map(|run| by_digest(run, are_counted));
+        for (slot, backend) in (first_slot as usize..).zip(runs) {
             let out_of_range = || TableError::OutOfRange(format!("slot {slot}"));
             let target =
                 self.backends.memory.element::<BackendSlot>(slot, size_of::<BackendSlot>()).ok_or_else(out_of_range)?;
@@ -352,8 +354,8 @@ fn u64_of(first: u32, second: u32) -> u64 {
 }
 
 /// A run as it lies in `BACKENDS`: sorted by digest, neighbours of one digest by address and port.
-fn by_digest(run: &[Backend]) -> Vec<BackendSlot> {
-    let mut slots: Vec<_> = run.iter().copied().map(backend_slot).collect();
+fn by_digest(run: &[Backend], are_counted: bool) -> Vec<BackendSlot> {
+    let mut slots: Vec<_> = run.iter().map(|backend| backend_slot(*backend, are_counted)).collect();
     slots.sort_by_key(|slot| slot.digest);
     slots
 }
@@ -434,8 +436,8 @@ mod tests {
     fn a_run_is_sorted_by_digest() {
         let numbered = |host: u8| Backend { address: parse_address(&format!("10.0.0.{host}")).unwrap(), port: 8080 };
         let run: Vec<_> = (0..100).map(numbered).collect();
-        let slots = by_digest(&run);
-        assert!(slots.is_sorted_by_key(|slot| slot.digest) && !run.is_sorted_by_key(|b| backend_slot(*b).digest));
+        let slots = by_digest(&run, true);
+        assert!(slots.is_sorted_by_key(|slot| slot.digest) && !run.is_sorted_by_key(|b| backend_slot(*b, true).digest));
         let mut back: Vec<_> = slots.into_iter().map(backend).collect();
         back.sort_unstable();
         assert_eq!(back, run);

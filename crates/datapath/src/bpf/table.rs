@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use cproxy_core::{Address, Affinity, Backend, Capacity, Filter, KernelSet, KernelTable, Members};
 use cproxy_ebpf::{
     Affinity as AffinityWord, Backend as BackendSlot, FrontendKey, SET_UNKNOWN_PORT, Set, SetId, SetWord, Settings,
+    UNCOUNTED,
 };
 
 use super::{
@@ -104,7 +105,7 @@ fn decode_content(maps: &impl TableMaps, Set { word, affinity }: Set) -> Result<
 
 /// Backends of a run, sorted as the model has them; `None` unless programs can find each of them by its digest.
 fn decode_run(slots: &[BackendSlot]) -> Option<Vec<Backend>> {
-    let is_sound = |slot: &BackendSlot| *slot == backend_slot(backend(*slot));
+    let is_sound = |slot: &BackendSlot| *slot == backend_slot(backend(*slot), slot.counter != UNCOUNTED);
     if !slots.is_sorted_by_key(|slot| slot.digest) || !slots.iter().all(is_sound) {
         return None;
     }
@@ -165,9 +166,8 @@ mod tests {
 
     /// Two backends, sorted by digest.
     fn slots() -> Vec<BackendSlot> {
-        let slot =
-            |host| backend_slot(Backend { address: parse_address(&format!("10.0.0.{host}")).unwrap(), port: 8080 });
-        let mut slots: Vec<_> = (1..=2).map(slot).collect();
+        let backend = |host| Backend { address: parse_address(&format!("10.0.0.{host}")).unwrap(), port: 8080 };
+        let mut slots: Vec<_> = (1..=2).map(|host| backend_slot(backend(host), host == 1)).collect();
         slots.sort_by_key(|slot| slot.digest);
         slots
     }
@@ -191,16 +191,16 @@ mod tests {
     fn a_set_in_which_programs_find_no_backend_is_left_out() {
         let both = SetWord::new(0, 2, 0, false);
         assert!(table(slots(), both).sets.contains_key(&1));
-        let [mut unsorted, mut wrong_digest, mut padded] = [(); 3].map(|()| slots());
+        let [mut unsorted, mut wrong_digest, mut wrong_counter] = [(); 3].map(|()| slots());
         unsorted.reverse();
         wrong_digest[1].digest += 1;
-        padded[0].zero = 1;
+        wrong_counter[0].counter = 1;
         for (what, backends, word) in [
             ("outside the map", slots(), SetWord::new(1, 2, 0, false)),
             ("far outside", slots(), SetWord(u64::MAX)),
             ("not sorted", unsorted, both),
             ("with another digest", wrong_digest, both),
-            ("with padding", padded, both),
+            ("with another counter", wrong_counter, both),
         ] {
             let read = table(backends, word);
             assert_eq!((read.frontends.len(), read.sets.len()), (1, 0), "{what}");
