@@ -24,13 +24,13 @@ pub const FILTER_ADDRESSES_MAX: u32 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The call goes to a backend.
-    Translated = 0,
+    Forwarded = 0,
     /// The call fails with ECONNREFUSED.
     Refused = 1,
     /// The call fails with EHOSTUNREACH.
     Dropped = 2,
     /// The call goes to the ClusterIP itself, since its process or port is excluded.
-    Excluded = 3,
+    Direct = 3,
     /// The caller sees the ClusterIP in place of the backend.
     Reversed = 4,
     /// A translated TCP socket was closed.

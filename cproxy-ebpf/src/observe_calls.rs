@@ -110,7 +110,7 @@ pub(crate) fn translated(
 ) {
     // A backend begins as an endpoint does.
     let backend = (&raw const *backend).cast();
-    let codes = Codes::new(call, protocol, Verdict::Translated as u8, Reason::Random, set.affinity.seconds());
+    let codes = Codes::new(call, protocol, Verdict::Forwarded as u8, Reason::Random, set.affinity.seconds());
     observe(ctx, vip, backend, codes);
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn denied(ctx: &SockAddrContext, call: Call, protocol: u8, vip: &Endp
 #[inline(always)]
 pub(crate) fn direct(ctx: &SockAddrContext, call: Call, protocol: u8, destination: &Endpoint, set: SetId) {
     if set == EXCLUDED {
-        let codes = Codes::new(call, protocol, Verdict::Excluded as u8, Reason::ExcludedCgroup, 0);
+        let codes = Codes::new(call, protocol, Verdict::Direct as u8, Reason::ExcludedCgroup, 0);
         observe(ctx, destination, core::ptr::null(), codes);
     }
 }
@@ -312,14 +312,14 @@ extern "C" fn cproxy_reason(port: u32, codes: u64) -> u32 {
     // SAFETY: a live element.
     let settings = unsafe { &*settings };
     let verdict = codes.verdict();
-    let reason = if verdict == Verdict::Translated as u8 {
+    let reason = if verdict == Verdict::Forwarded as u8 {
         match settings.balance == Balance::RoundRobin as u64 {
             // The detail is the time of session affinity.
             _ if codes.detail() != 0 => Reason::Affinity,
             true => Reason::RoundRobin,
             false => Reason::Random,
         }
-    } else if verdict == Verdict::Excluded as u8 {
+    } else if verdict == Verdict::Direct as u8 {
         let uid = bpf_get_current_uid_gid() as u32;
         if settings.excluded_ports.contains(&(port as u16)) {
             Reason::ExcludedPort

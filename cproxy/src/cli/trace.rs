@@ -12,7 +12,7 @@ use cproxy_datapath::bpf::{Features, PinDir, TraceDestination, TraceFilter, Trac
 
 use super::{
     options::{Format, check_process},
-    output::{print_error, print_or_end},
+    output::{layout, print_error, print_or_end},
     wait::parse_time,
 };
 use crate::{
@@ -62,13 +62,15 @@ pub(super) struct TraceOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum VerdictName {
     /// The call goes to a backend
-    Translated,
+    #[value(alias = "translated")]
+    Forwarded,
     /// The call fails with ECONNREFUSED
     Refused,
     /// The call fails with EHOSTUNREACH
     Dropped,
-    /// The process or port is excluded
-    Excluded,
+    /// The call goes to the ClusterIP itself: its process or port is excluded
+    #[value(alias = "excluded")]
+    Direct,
     /// The caller sees the ClusterIP in place of the backend
     Reversed,
     /// A translated TCP socket was closed
@@ -78,10 +80,10 @@ enum VerdictName {
 impl VerdictName {
     fn verdict(self) -> TraceVerdict {
         match self {
-            Self::Translated => TraceVerdict::Translated,
+            Self::Forwarded => TraceVerdict::Forwarded,
             Self::Refused => TraceVerdict::Refused,
             Self::Dropped => TraceVerdict::Dropped,
-            Self::Excluded => TraceVerdict::Excluded,
+            Self::Direct => TraceVerdict::Direct,
             Self::Reversed => TraceVerdict::Reversed,
             Self::Closed => TraceVerdict::Closed,
         }
@@ -110,6 +112,7 @@ pub(super) fn run(options: &TraceOptions) -> anyhow::Result<()> {
         features,
         is_summary: options.summary,
         is_json: matches!(options.output, Format::Json),
+        layout: layout(),
         count: options.count,
         duration: options.duration,
         run_dir: options.run.run_dir.clone(),

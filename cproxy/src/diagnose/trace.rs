@@ -2,7 +2,14 @@
 
 mod printer;
 
-use std::{fmt::Display, future::pending, io, iter, path::PathBuf, time::Duration};
+use std::{
+    fmt::Display,
+    future::pending,
+    io::{self, IsTerminal as _},
+    iter,
+    path::PathBuf,
+    time::Duration,
+};
 
 use cproxy_datapath::bpf::{Features, PinDir, TraceFilter, Tracing};
 use tokio::{
@@ -12,6 +19,7 @@ use tokio::{
 };
 
 use self::printer::{Printing, Work};
+use crate::report::Layout;
 
 /// Interval of looks at links, losses and counters.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,13 +37,15 @@ pub(crate) struct TraceRequest {
     /// Whether sums by Service are printed each second, in place of events.
     pub(crate) is_summary: bool,
     pub(crate) is_json: bool,
+    /// Space for lines of text.
+    pub(crate) layout: Layout,
     /// Number of events to print; `None`: no limit.
     pub(crate) count: Option<u64>,
     pub(crate) duration: Option<Duration>,
     pub(crate) run_dir: PathBuf,
     /// Prints text. Returns false if its reader has had enough.
     pub(crate) print: fn(&str) -> anyhow::Result<bool>,
-    /// Prints a warning.
+    /// Prints a line on stderr.
     pub(crate) warn: fn(&dyn Display),
 }
 
@@ -47,6 +57,9 @@ pub(crate) async fn trace(pins: &PinDir, request: &TraceRequest) -> anyhow::Resu
     // SAFETY: its descriptor is always the same and stays open as long as it lives.
     let tracing = unsafe { AsyncFd::register_with_interest(tracing, Interest::READABLE) };
     let mut tracing = tracing.map_err(io::Error::from)?;
+    if io::stderr().is_terminal() && !request.is_summary {
+        (request.warn)(&"tracing calls; Ctrl-C ends it");
+    }
     let mut printing = Printing::new(request);
     let traced = follow(request, &mut tracing, &mut printing, &mut signals).await;
     let tracing = tracing.get_mut();

@@ -12,7 +12,7 @@ const LIST_CHARS: usize = 34;
 const LIST_CHARS_MIN: usize = 8;
 
 /// Width to which a name is cut at most.
-const NAME_CHARS_MIN: usize = 12;
+pub(super) const NAME_CHARS_MIN: usize = 12;
 
 /// Columns between cells.
 const GAP: usize = 3;
@@ -194,7 +194,7 @@ pub(super) fn chars(text: &str) -> usize {
 }
 
 /// Text, or its beginning, an ellipsis and its end: names of one namespace or Deployment begin alike.
-fn cut(text: &str, width: usize) -> String {
+pub(super) fn cut(text: &str, width: usize) -> String {
     let length = chars(text);
     if length <= width {
         return text.to_owned();

@@ -10,6 +10,7 @@ use super::{
     address::BackendAddress,
     columns::{align_columns, or_dash},
     names::Names,
+    table::{Layout, NAME_CHARS_MIN, chars, cut, pad},
 };
 
 /// Event in the output of `cproxy trace`.
@@ -18,7 +19,7 @@ use super::{
 pub struct TraceRow {
     /// Seconds since 1970, with microseconds.
     pub time: f64,
-    /// translated, refused, dropped, excluded, reversed or closed.
+    /// forwarded, refused, dropped, direct, reversed or closed.
     pub verdict: &'static str,
     /// Reason of the verdict, if there is one.
     pub reason: Option<&'static str>,
@@ -48,21 +49,79 @@ pub struct TraceRow {
     pub socket_cookie: u64,
 }
 
-/// Widths of the columns of text, but for the last one.
-macro_rules! line {
-    ($($cell:expr),+) => { format!("{:12}  {:10}  {:22}  {:27}  {}", $($cell),+) };
+/// Columns of a terminal from which on a line has the address of a Service beside its name.
+const WIDE: usize = 120;
+/// Width of a verdict.
+const VERDICT_CHARS: usize = 9;
+/// Width of a process, which is the last cell.
+const PROCESS_CHARS: usize = 16;
+/// Width of an IPv4 address with its port, protocol and backend, where there is room for more.
+const ROUTE_CHARS: usize = 44;
+/// Least width of a Service and a reason in a file or pipe.
+const SERVICE_CHARS: usize = 28;
+/// Columns between cells.
+const GAP: &str = "  ";
+
+/// Widths of a line's cells.
+struct Widths {
+    time: usize,
+    route: usize,
+    /// `None`: the Service is part of the route.
+    service: Option<usize>,
+    /// Columns of the line; `None`: names are whole.
+    columns: Option<usize>,
+}
+
+impl Widths {
+    const fn of(layout: Layout) -> Self {
+        const TIME: usize = "09:41:07".len();
+        const TIME_WIDE: usize = "09:41:07.215".len();
+        const REST: usize = VERDICT_CHARS + PROCESS_CHARS + 3 * GAP.len();
+        match layout {
+            Layout::Columns(columns) if columns < WIDE => {
+                Self { time: TIME, route: columns.saturating_sub(TIME + REST), service: None, columns: Some(columns) }
+            }
+            Layout::Columns(columns) => {
+                let taken = TIME_WIDE + ROUTE_CHARS + REST + GAP.len();
+                let service = Some(columns.saturating_sub(taken));
+                Self { time: TIME_WIDE, route: ROUTE_CHARS, service, columns: Some(columns) }
+            }
+            Layout::Plain | Layout::Wide => {
+                Self { time: TIME_WIDE, route: ROUTE_CHARS, service: Some(SERVICE_CHARS), columns: None }
+            }
+        }
+    }
+
+    fn line(&self, time: &str, verdict: &str, route: String, service: String, process: &str) -> String {
+        let mut line = pad(time.get(..self.time).unwrap_or(time).to_owned(), self.time) + GAP;
+        line += &(pad(verdict.to_owned(), VERDICT_CHARS) + GAP);
+        line += &(pad(route, self.route) + GAP);
+        if let Some(width) = self.service {
+            line += &(pad(service, width) + GAP);
+        }
+        let room = |columns: usize| columns.saturating_sub(chars(&line)).max(NAME_CHARS_MIN);
+        let process = cut(process, self.columns.map_or(usize::MAX, room));
+        line + &process
+    }
 }
 
 /// Line with the titles of the columns.
 #[must_use]
-pub fn trace_header() -> String {
-    line!("TIME (UTC)", "VERDICT", "PROCESS", "DESTINATION", "SERVICE, BACKEND (WHY)") + "\n"
+pub fn trace_header(layout: Layout) -> String {
+    let (route, service) = ("DESTINATION -> BACKEND".to_owned(), "SERVICE (WHY)".to_owned());
+    Widths::of(layout).line("TIME UTC", "VERDICT", route, service, "PROCESS") + "\n"
+}
+
+/// A name, and the text behind it. The name is cut so that both have room.
+fn named(name: &str, rest: &str, room: usize) -> String {
+    cut(name, room.saturating_sub(chars(rest)).max(NAME_CHARS_MIN)) + rest
 }
 
 impl TraceRow {
     /// Row of an event. The offset is `CLOCK_REALTIME` at the start of `CLOCK_MONOTONIC`.
     #[must_use]
     pub fn new(event: &TraceEvent, names: &Names, clock_offset_ns: i128) -> Self {
+        let of_frontend = names.service(&event.frontend);
         let time_us = (clock_offset_ns + i128::from(event.time_ns)) / 1_000;
         Self {
             time: time_us as f64 / 1e6,
@@ -72,7 +131,8 @@ impl TraceRow {
             protocol: event.frontend.protocol.to_string(),
             address: event.frontend.address.into(),
             port: event.frontend.port,
-            service: names.service(&event.frontend).map(str::to_owned),
+            // A call to a port that a ClusterIP does not have belongs to the Service of the address.
+            service: of_frontend.or_else(|| names.service_at(event.frontend.address)).map(str::to_owned),
             backend: event.backend.as_ref().map(BackendAddress::from),
             pid: event.pid,
             command: event.command.clone(),
@@ -85,18 +145,28 @@ impl TraceRow {
 
     /// Line of text, without its end.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub fn text(&self, layout: Layout) -> String {
+        let widths = Widths::of(layout);
         let pid = self.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
         let process = format!("{}[{pid}]", or_dash(self.command.as_deref()));
-        let destination = format!("{}/{}", BackendAddress { address: self.address, port: self.port }, self.protocol);
-        let mut rest = or_dash(self.service.as_deref());
-        if let Some(backend) = &self.backend {
-            rest.push_str(&format!(", {backend}"));
-        }
-        if let Some(reason) = self.reason {
-            rest.push_str(&format!(" ({reason})"));
-        }
-        line!(time_of_day(self.time), self.verdict, process, destination, rest)
+        let name = or_dash(self.service.as_deref());
+        let to = self.backend.as_ref().map_or_else(String::new, |backend| format!(" -> {backend}"));
+        let why = self.reason.map_or_else(String::new, |reason| format!(" ({reason})"));
+        let address = format!("{}/{}", BackendAddress { address: self.address, port: self.port }, self.protocol);
+        let (route, service) = match (widths.service, &self.backend) {
+            (Some(_), _) if widths.columns.is_none() => (address + &to, name + &why),
+            (Some(width), _) => (address + &to, named(&name, &why, width)),
+            // The reason tells most where there is no backend, and the name more than the address.
+            (None, backend) => {
+                let rest = if backend.is_some() { to } else { why };
+                let route = match self.service {
+                    Some(_) => named(&name, &format!(":{}/{}{rest}", self.port, self.protocol), widths.route),
+                    None => address + &rest,
+                };
+                (route, String::new())
+            }
+        };
+        widths.line(&time_of_day(self.time), self.verdict, route, service, &process)
     }
 }
 
@@ -166,10 +236,87 @@ mod tests {
     use cproxy_core::{Frontend, Protocol, parse_address};
 
     use super::*;
+    use crate::report::names::FrontendLabel;
 
     #[test]
     fn a_time_is_that_of_the_day() {
         assert_eq!(time_of_day(86_400.0 + 3_661.25), "01:01:01.250");
+    }
+
+    /// A row of a call to this Service.
+    fn row(service: Option<&str>, backend: Option<&str>, reason: Option<&'static str>) -> TraceRow {
+        let backend = backend.map(|text| text.parse::<std::net::SocketAddr>().unwrap());
+        TraceRow {
+            time: 34_867.215,
+            verdict: if backend.is_some() { "forwarded" } else { "refused" },
+            reason,
+            call: "connect",
+            protocol: "TCP".to_owned(),
+            address: "10.105.210.110".parse().unwrap(),
+            port: 8080,
+            service: service.map(str::to_owned),
+            backend: backend.map(|at| BackendAddress { address: at.ip(), port: at.port() }),
+            pid: Some(41_812),
+            command: Some("kube-state-metr".to_owned()),
+            uid: 0,
+            cgroup: 1,
+            netns_cookie: 1,
+            socket_cookie: 1,
+        }
+    }
+
+    #[test]
+    fn a_line_fits_the_terminal_and_names_are_whole_elsewhere() {
+        let long = "monitoring/kube-prometheus-stack-prometheus-node-exporter";
+        let rows = [
+            row(Some("default/web"), Some("10.244.0.3:8080"), Some("random")),
+            row(Some(long), Some("10.244.100.103:8080"), Some("round-robin")),
+            row(Some(long), None, Some("unknown-port")),
+            row(None, None, Some("no-endpoint")),
+        ];
+        for columns in [80, 100, 120, 160] {
+            let layout = Layout::Columns(columns);
+            for line in rows.iter().map(|row| row.text(layout)).chain([trace_header(layout).trim_end().to_owned()]) {
+                assert!(chars(&line) <= columns, "{columns}: {line}");
+            }
+        }
+        let narrow = Layout::Columns(80);
+        assert_eq!(trace_header(narrow), format!("TIME UTC  VERDICT    {:41}  PROCESS\n", "DESTINATION -> BACKEND"));
+        let line = |route: &str| format!("09:41:07  forwarded  {route:41}  kube-sta…[41812]");
+        assert_eq!(rows[0].text(narrow), line("default/web:8080/TCP -> 10.244.0.3:8080"));
+        let refused = rows[2].text(narrow);
+        assert!(refused.contains("exporter:8080/TCP (unknown-port)  kube"), "{refused}");
+        assert!(rows[3].text(narrow).contains("  10.105.210.110:8080/TCP (no-endpoint)  "));
+        assert_eq!(
+            rows[1].text(Layout::Plain),
+            format!(
+                "09:41:07.215  forwarded  10.105.210.110:8080/TCP -> 10.244.100.103:8080  {long} (round-robin)  \
+                 kube-state-metr[41812]"
+            )
+        );
+    }
+
+    #[test]
+    fn a_call_to_an_unknown_port_names_the_service_of_the_address() {
+        let at = |port| Frontend { address: parse_address("10.96.0.1").unwrap(), port, protocol: Protocol::Tcp };
+        let mut names = Names::default();
+        let label = FrontendLabel { service: Some("default/web".to_owned()), ..FrontendLabel::default() };
+        names.insert(at(80), label);
+        let event = |port| TraceEvent {
+            time_ns: 0,
+            pid: None,
+            command: None,
+            uid: 0,
+            cgroup_id: 1,
+            netns_cookie: 1,
+            socket_cookie: 1,
+            frontend: at(port),
+            backend: None,
+            verdict: "refused",
+            call: "connect",
+            reason: Some("unknown-port"),
+        };
+        assert_eq!(TraceRow::new(&event(81), &names, 0).service.as_deref(), Some("default/web"));
     }
 
     #[test]

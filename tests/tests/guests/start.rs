@@ -18,7 +18,7 @@ echo "jit: $(cat /proc/sys/net/core/bpf_jit_enable 2>/dev/null || echo 0)"
 [ -e /sys/kernel/btf/vmlinux ] && echo "btf: yes" || echo "btf: no"
 echo "get: $(cproxy get services -o json | tr -d '\n')"
 echo "check: $(cproxy check -o json | tr -d '\n')"
-cproxy trace default/web --verdict translated --count 1 -o json > /run/traced &
+cproxy trace default/web --verdict forwarded --count 1 -o json > /run/traced &
 until [ -s /run/traced ]; do wget -qO- http://web.default.svc > /run/answer; done
 wait
 echo "trace: $(cat /run/traced)"
@@ -65,7 +65,7 @@ fn report_kernel(console: &str) {
     report("5 verified instructions of the largest program", &verified.max().unwrap_or_default().to_string());
     report("6 agent against an API server outside, named in DNS", "ready, then the workload");
     report("7 by ClusterIP, from the workload's start", "DNS over UDP and HTTP answered");
-    report("8 calls in `cproxy trace`", "translated, with process and Service");
+    report("8 calls in `cproxy trace`", "forwarded, with process and Service");
 }
 
 #[test]

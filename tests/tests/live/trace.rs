@@ -92,13 +92,13 @@ fn without_endpoints() -> Vec<Value> {
 fn each_verdict_is_shown_with_its_reason() {
     let world = World::start([1]);
     let before = program_ids(&world.sandbox);
-    let verdicts = "translated,refused,dropped,excluded,reversed,closed";
+    let verdicts = "forwarded,refused,dropped,direct,reversed,closed";
     let mut tracer = start(&world.sandbox, &["-o", "json", "--verdict", verdicts]);
     drop(TcpStream::connect(Form::V4.web()).unwrap());
-    let translated = wait_event(
+    let forwarded = wait_event(
         &mut tracer,
         &[
-            ("verdict", "translated".into()),
+            ("verdict", "forwarded".into()),
             ("pid", id().into()),
             ("call", "connect".into()),
             ("protocol", "TCP".into()),
@@ -111,24 +111,22 @@ fn each_verdict_is_shown_with_its_reason() {
         ("reason", "random".into()),
         ("uid", 0.into()),
     ] {
-        assert_eq!(translated.get(field), Some(&expected), "{translated}");
+        assert_eq!(forwarded.get(field), Some(&expected), "{forwarded}");
     }
-    assert_eq!(translated["backend"]["address"], Value::from(pod(1).v4.to_string()), "{translated}");
-    assert!(translated["command"].is_string() && translated["cgroup"].as_u64() > Some(0), "{translated}");
-    let socket = translated["socket_cookie"].clone();
+    assert_eq!(forwarded["backend"]["address"], Value::from(pod(1).v4.to_string()), "{forwarded}");
+    assert!(forwarded["command"].is_string() && forwarded["cgroup"].as_u64() > Some(0), "{forwarded}");
+    let socket = forwarded["socket_cookie"].clone();
     wait_event(&mut tracer, &[("verdict", "closed".into()), ("socket_cookie", socket)]);
     echo::ask_name(Form::V6.web()).unwrap();
     wait_event(&mut tracer, &[("verdict", "reversed".into()), ("call", "getpeername".into())]);
     echo::ask_udp(Form::V6.web()).unwrap();
-    wait_event(&mut tracer, &[("verdict", "translated".into()), ("call", "send".into()), ("protocol", "UDP".into())]);
+    wait_event(&mut tracer, &[("verdict", "forwarded".into()), ("call", "send".into()), ("protocol", "UDP".into())]);
     wait_event(&mut tracer, &[("verdict", "reversed".into()), ("call", "receive".into())]);
     echo::ask_connected_udp(Form::V4.web()).unwrap();
-    wait_event(
-        &mut tracer,
-        &[("verdict", "translated".into()), ("call", "connect".into()), ("protocol", "UDP".into())],
-    );
+    wait_event(&mut tracer, &[("verdict", "forwarded".into()), ("call", "connect".into()), ("protocol", "UDP".into())]);
     assert!(echo::is_refused(TcpStream::connect(unused())));
-    wait_event(&mut tracer, &[("verdict", "refused".into()), ("reason", "unknown-port".into()), ("port", 81.into())]);
+    let unknown = [("verdict", "refused".into()), ("reason", "unknown-port".into()), ("service", "default/web".into())];
+    wait_event(&mut tracer, &unknown);
     world.set(without_endpoints(), |rows| rows.iter().all(|row| row["action"] == "refuse"));
     assert!(echo::is_refused(TcpStream::connect(Form::V4.web())));
     wait_event(&mut tracer, &[("verdict", "refused".into()), ("reason", "no-endpoint".into())]);
@@ -173,7 +171,7 @@ fn filters_hold_back_other_calls() {
         // The agent's canary is another process.
         let of_test: &[&str] = if arguments.contains(&"--pid") { &[] } else { &["--pid", &pid] };
         let verdicts: &[&str] =
-            if arguments.contains(&"--verdict") { &[] } else { &["--verdict", "translated,refused"] };
+            if arguments.contains(&"--verdict") { &[] } else { &["--verdict", "forwarded,refused"] };
         let all = [&["-o", "json"], of_test, verdicts, arguments].concat();
         let mut tracer = start(&world.sandbox, &all);
         calls();
@@ -211,7 +209,7 @@ fn an_excluded_port_is_shown() {
     let mut tracer = start(&world.sandbox, &["-o", "json", "--count", "1"]);
     // Nothing answers there.
     UdpSocket::bind("0.0.0.0:0").unwrap().connect(Form::V4.web()).ok();
-    wait_event(&mut tracer, &[("verdict", "excluded".into()), ("reason", "excluded-port".into())]);
+    wait_event(&mut tracer, &[("verdict", "direct".into()), ("reason", "excluded-port".into())]);
     assert!(tracer.wait(SYNC).unwrap().success(), "one event was wanted");
     assert!(!trace_dir(&world.sandbox).exists());
 }
@@ -238,7 +236,7 @@ fn the_agent_may_end_and_start_meanwhile_and_the_next_tracer_follows_a_killed_on
     let tracing = program_ids(&world.sandbox);
     world.agent.kill();
     drop(TcpStream::connect(Form::V4.web()).unwrap());
-    wait_event(&mut tracer, &[("verdict", "translated".into()), ("pid", id().into())]);
+    wait_event(&mut tracer, &[("verdict", "forwarded".into()), ("pid", id().into())]);
     let agent = start_agent(&world.sandbox);
     eventually(SWITCH, "the tracer switches again", || {
         let now = program_ids(&world.sandbox);
@@ -501,7 +499,7 @@ fn a_tracer_obeys_signals_in_a_flood() {
     let world = World::start([1]);
     let mut tracer = start(&world.sandbox, &["-o", "json"]);
     flood(|| {
-        wait_event(&mut tracer, &[("verdict", "translated".into()), ("protocol", "UDP".into())]);
+        wait_event(&mut tracer, &[("verdict", "forwarded".into()), ("protocol", "UDP".into())]);
         let start = Instant::now();
         tracer.signal(Signal::INT);
         assert!(tracer.wait(SYNC).unwrap().success());

@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::TraceRequest;
 use crate::{
-    report::{Names, TraceRow, summary_rows, summary_text, trace_header},
+    report::{Layout, Names, TraceRow, summary_rows, summary_text, trace_header},
     run_dir::{RESPONSE_TIMEOUT, fetch_services},
 };
 
@@ -84,6 +84,7 @@ impl Printing {
 /// State of the output.
 pub(super) struct Printer {
     is_json: bool,
+    layout: Layout,
     print: fn(&str) -> anyhow::Result<bool>,
     warn: fn(&dyn Display),
     run_dir: PathBuf,
@@ -111,13 +112,14 @@ impl Printer {
         let has_header = !request.is_json && !request.is_summary;
         Self {
             is_json: request.is_json,
+            layout: request.layout,
             print: request.print,
             warn: request.warn,
             run_dir: request.run_dir.clone(),
             hides_canary: request.filter.destinations.is_empty(),
             names: Names::default(),
             asked: None,
-            header: if has_header { trace_header() } else { String::new() },
+            header: if has_header { trace_header(request.layout) } else { String::new() },
             wanted: request.count.unwrap_or(u64::MAX),
             lost: 0,
             clock_offset_ns: now(ClockId::Realtime) - now(ClockId::Monotonic),
@@ -154,7 +156,7 @@ impl Printer {
 
     fn line(&self, event: &TraceEvent) -> serde_json::Result<String> {
         let row = TraceRow::new(event, &self.names, self.clock_offset_ns);
-        if self.is_json { serde_json::to_string(&row) } else { Ok(row.text()) }
+        if self.is_json { serde_json::to_string(&row) } else { Ok(row.text(self.layout)) }
     }
 
     fn summary(&mut self, counters: &ServiceCounters) -> serde_json::Result<String> {

@@ -29,7 +29,7 @@ pub struct TraceEvent {
     pub frontend: Frontend,
     /// Backend, if there is one.
     pub backend: Option<Backend>,
-    /// Verdict, such as `translated`.
+    /// Verdict, such as `forwarded`.
     pub verdict: &'static str,
     /// System call, such as `connect`.
     pub call: &'static str,
@@ -39,10 +39,10 @@ pub struct TraceEvent {
 
 /// Names of verdicts.
 const VERDICTS: [(Verdict, &str); 6] = [
-    (Verdict::Translated, "translated"),
+    (Verdict::Forwarded, "forwarded"),
     (Verdict::Refused, "refused"),
     (Verdict::Dropped, "dropped"),
-    (Verdict::Excluded, "excluded"),
+    (Verdict::Direct, "direct"),
     (Verdict::Reversed, "reversed"),
     (Verdict::Closed, "closed"),
 ];
