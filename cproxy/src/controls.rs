@@ -49,7 +49,7 @@ impl Controls {
         }
         drop(settings);
         let name = level.as_str().to_lowercase();
-        tracing::info!(name: "log_level_set", "the level of the log is {name} from now on, by a command");
+        tracing::info!(name: "log_level_set", "log level is now {name} (cproxy set)");
         self.log.set_level(level);
     }
 

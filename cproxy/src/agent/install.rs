@@ -41,7 +41,7 @@ pub(super) async fn install_in_child(
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() {
         let cgroup = printable(&environment.cgroup.display().to_string());
-        tracing::info!(name: "attached", "attached to {cgroup}: {}", stdout.trim().replace('\n', ", "));
+        tracing::debug!("attached to {cgroup}: {}", stdout.trim().replace('\n', ", "));
         return Ok(());
     }
     let mut lines: Vec<_> = stderr.lines().collect();

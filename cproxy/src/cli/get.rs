@@ -9,7 +9,7 @@ use clap::{
     Args, ValueEnum,
     error::{Error as UsageError, ErrorKind},
 };
-use cproxy_core::{Frontend, KernelSet, printable};
+use cproxy_core::{Frontend, KernelSet, counted, printable};
 use cproxy_datapath::{
     bpf::{KernelReader, PinDir, ServiceCounters, read_counters},
     sockets,
@@ -198,10 +198,8 @@ fn print_sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let rows: Vec<_> = rows.filter(|row| filter.admits(row.service.as_deref())).collect();
     print_rows(options, rows, SocketRow::name)?;
     if listing.unseen != 0 {
-        let unseen = listing.unseen;
-        print_error(&format!(
-            "the list may be incomplete: {unseen} network namespaces or processes could not be inspected"
-        ));
+        let unseen = counted(listing.unseen.into(), "network namespace or process", "network namespaces or processes");
+        print_error(&format!("the list may be incomplete: {unseen} could not be inspected"));
     }
     Ok(())
 }

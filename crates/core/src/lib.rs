@@ -42,7 +42,7 @@ pub use names::{ObjectName, ServiceName, Text};
 pub use node_context::{ExternalIps, NodeContext};
 pub use object_row::{ObjectRow, ResourceKind, object_name};
 pub use planner::{CHANGES_MAX, FrontendName, Loss, SetChange, TablePlanner, Write};
-pub use problem::{Problem, is_steering, printable, shortened};
+pub use problem::{Problem, counted, is_steering, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, LABEL_SERVICE_NAME, NodeHint, SlicePort, SliceRow};

@@ -122,6 +122,12 @@ impl Finding {
     }
 }
 
+/// A number with its noun.
+#[must_use]
+pub fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 /// Printable form of a name from outside, which must not begin a new line of a log, steer a terminal or reverse the
 /// text after it.
 #[must_use]

@@ -7,7 +7,7 @@ mod attachments;
 mod cgroups;
 mod client_affinity;
 mod counters;
-mod encoding;
+pub(crate) mod encoding;
 mod environment;
 mod error;
 mod exclusions;

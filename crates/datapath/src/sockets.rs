@@ -36,7 +36,7 @@ mod terminate;
 
 use std::{io, thread, time::Duration};
 
-use cproxy_core::{Protocol, Retired};
+use cproxy_core::{Frontend, Protocol, Retired};
 pub use direct::{DirectSocket, list_direct};
 pub use listing::{BackendState, Listing, TranslatedSocket, list};
 pub(crate) use older::has_older_socket;
@@ -85,6 +85,8 @@ pub struct Outcome {
     pub namespaces: u32,
     /// Network namespaces and processes without permission to search them.
     pub unseen: u32,
+    /// First frontends of the stale sockets; the last one tells that there are more than the others.
+    pub frontends: [Option<Frontend>; 4],
     /// CPU time of the pass.
     pub cpu: Duration,
 }
@@ -120,15 +122,18 @@ pub fn terminate_stale(pins: &PinDir, retired: &Retired) -> Result<Outcome, Sock
     if retired.is_empty() {
         return Ok(Outcome::default());
     }
-    let (mut closed, mut cpu) = (0, Duration::ZERO);
+    let (mut closed, mut cpu, mut frontends) = (0, Duration::ZERO, Default::default());
     for _ in 0..TRIES {
         let (outcome, failure) = terminate_once(pins, retired)?;
         closed += outcome.closed;
         cpu += outcome.cpu;
+        if outcome.closed != 0 {
+            frontends = outcome.frontends;
+        }
         match failure {
             Some(SocketsError::Table(TableError::Replaced)) => {}
             Some(error) => return Err(error),
-            None => return Ok(Outcome { closed, cpu, ..outcome }),
+            None => return Ok(Outcome { closed, cpu, frontends, ..outcome }),
         }
     }
     Err(TableError::Replaced.into())

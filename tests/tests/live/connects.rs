@@ -417,7 +417,7 @@ fn the_agent_resolves_names_over_untranslated_sockets() {
 #[test]
 fn every_program_stays_within_its_instruction_budget() {
     const BUDGET: u32 = 2_300;
-    let live = start();
+    let live = World::builder().args(["--log-level", "debug"]).start();
     let log = live.agent.log();
     let counts: Vec<u32> =
         log.split(" instructions verified").filter_map(|text| text.rsplit_once('(')?.1.parse().ok()).collect();

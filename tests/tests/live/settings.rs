@@ -363,6 +363,7 @@ fn each_setting_is_shown_with_its_origin_and_the_level_of_the_log_can_be_set() {
     };
     cproxy(&sandbox, &["set", "log-level", "debug"]).success();
     expect("log-level", "debug", "cproxy set");
+    assert!(agent.log().contains(" log level is now debug (cproxy set)"), "{}", agent.tail());
     is_debugging(&mut agent);
     agent.signal(Signal::HUP);
     agent.wait_log("settings were read again", SYNC);

@@ -875,6 +875,9 @@ fn the_memory_of_a_pass_does_not_grow_with_sockets() {
     });
     assert!(many < few + (1 << 20), "{few} bytes with {} sockets, {many} with {}", MANY[0], MANY[1]);
 
+    let of = format!(" stale sockets of {}/UDP\n", Form::V4.web());
+    assert!(agent.log().contains(&of), "{}", agent.tail());
+
     // A pass after a restart checks all sockets.
     agent.kill();
     let agent = start_agent(&sandbox);

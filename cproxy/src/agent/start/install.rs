@@ -140,13 +140,17 @@ impl Checked {
     }
 }
 
-/// Reports, in the log and to `cproxy wait`, that the programs are attached below the cgroup root.
+/// Reports in the log where the programs are attached; to `cproxy wait`, too, if that is below the cgroup root.
 fn report_scope(environment: &Environment, run_dir: &RunDir) -> Result<(), AgentError> {
-    let Some(caveat) = environment.scope.caveat() else { return Ok(()) };
-    let line = format!("attached to {}, {caveat}", printable(&environment.cgroup.display().to_string()));
+    let mut line = format!("attached to {}", printable(&environment.cgroup.display().to_string()));
+    let caveat = environment.scope.caveat();
+    caveat.into_iter().for_each(|caveat| line += &format!(", {caveat}"));
     match environment.scope {
-        Scope::Confined => tracing::warn!("{line}"),
-        Scope::Machine | Scope::Requested => tracing::info!("{line}"),
+        Scope::Confined => tracing::warn!(name: "attached", "{line}"),
+        Scope::Machine | Scope::Requested => tracing::info!(name: "attached", "{line}"),
+    }
+    if caveat.is_none() {
+        return Ok(());
     }
     if let Some(lost) = Environment::lost_sockets(environment.scope) {
         tracing::warn!("{lost}");

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy_core::Retired;
+use cproxy_core::{Retired, counted};
 use cproxy_datapath::{
     bpf::PinDir,
     sockets::{self, Outcome, TerminateSockets},
@@ -146,24 +146,25 @@ impl SocketTerminator {
         Pass(outcome)
     }
 
-    fn record(&self, Outcome { closed, left, unseen, namespaces, .. }: Outcome) {
+    fn record(&self, Outcome { closed, left, unseen, namespaces, frontends, .. }: Outcome) {
         self.gauges.closed.fetch_add(closed, Ordering::Relaxed);
         let left_before = self.gauges.left.swap(left, Ordering::Relaxed);
         let unseen_before = self.gauges.unseen.swap(unseen.into(), Ordering::Relaxed);
         if closed != 0 {
-            let sockets = if closed == 1 { "socket" } else { "sockets" };
-            tracing::info!(name: "sockets_closed", "closed {closed} stale {sockets}");
+            let [named @ .., more] = frontends;
+            let named: Vec<_> = named.into_iter().flatten().map(|frontend| frontend.to_string()).collect();
+            let others = if more.is_some() { " and others" } else { "" };
+            let sockets = counted(closed, "stale socket", "stale sockets");
+            tracing::info!(name: "sockets_closed", "closed {sockets} of {}{others}", named.join(", "));
         }
         if unseen_before != u64::from(unseen) {
             tracing::debug!(
-                "could not inspect {unseen} network namespaces and processes; inspected {namespaces} namespaces"
+                "could not inspect {unseen} of the network namespaces and processes; inspected {namespaces} namespaces"
             );
         }
         if left != left_before && left != 0 {
-            tracing::warn!(
-                name: "sockets_left",
-                "{left} stale sockets are left open: see `cproxy check`"
-            );
+            let sockets = counted(left, "stale socket", "stale sockets");
+            tracing::warn!(name: "sockets_left", "left {sockets} open: see `cproxy check`");
         }
     }
 }

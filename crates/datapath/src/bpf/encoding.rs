@@ -25,7 +25,7 @@ pub(super) fn address_key(address: Address) -> FrontendKey {
 }
 
 /// The frontend of a key; `None` for a protocol that no agent of this layout writes.
-pub(super) fn frontend(key: &FrontendKey) -> Option<Frontend> {
+pub(crate) fn frontend(key: &FrontendKey) -> Option<Frontend> {
     let protocol = match key.protocol {
         PROTOCOL_TCP => Protocol::Tcp,
         PROTOCOL_UDP => Protocol::Udp,

@@ -2,17 +2,19 @@
 
 use std::io;
 
-use cproxy_core::{Address, Backend, Protocol};
+use cproxy_core::{Address, Backend, Frontend, Protocol};
 use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, REFUSED_SLOT, Translation};
 use rustix::{fd::OwnedFd, net::sockopt::socket_protocol};
 
 use super::{SocketsError, diag_message::AddressPort, socket_lists::ListedSocket};
-use crate::bpf::{KernelReader, Serving, SetCache, SocketStates};
+use crate::bpf::{KernelReader, Serving, SetCache, SocketStates, encoding};
 
 /// The sets as of now, and the state that the programs keep of sockets.
 pub(super) struct StaleCheck<'t> {
     sets: SetCache<'t>,
     states: &'t SocketStates,
+    /// See [`super::Outcome::frontends`].
+    pub(super) stale_frontends: [Option<Frontend>; 4],
 }
 
 /// The frontend of a translated socket, and whether its backend still serves it.
@@ -24,7 +26,7 @@ pub(super) struct TranslationState {
 
 impl<'t> StaleCheck<'t> {
     pub(super) fn new(reader: &'t KernelReader, states: &'t SocketStates) -> Self {
-        Self { sets: reader.sets(), states }
+        Self { sets: reader.sets(), states, stale_frontends: [None; 4] }
     }
 
     /// The translation of a TCP socket, or of the first subflow of an MPTCP connection, from the kernel's list: that
@@ -71,7 +73,12 @@ impl<'t> StaleCheck<'t> {
         protocol: Protocol,
     ) -> Result<bool, SocketsError> {
         let state = self.resolve(asked, peer, protocol)?;
-        Ok(state.is_some_and(|state| is_stale(state.serving, protocol)))
+        let stale = state.filter(|state| is_stale(state.serving, protocol));
+        if let Some(frontend) = stale.and_then(|state| encoding::frontend(&state.frontend)) {
+            let place = self.stale_frontends.iter_mut().find(|place| place.is_none_or(|known| known == frontend));
+            place.into_iter().for_each(|place| *place = Some(frontend));
+        }
+        Ok(stale.is_some())
     }
 
     /// Whether a socket is stale if it is connected to one of those that it got.

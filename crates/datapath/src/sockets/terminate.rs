@@ -96,6 +96,7 @@ impl<'t> TerminationPass<'t> {
             self.outcome.unseen += self.record(refused.map_err(no_proc)).unwrap_or_default();
             self.close_suspects();
         }
+        self.outcome.frontends = self.check.stale_frontends;
         (self.outcome, self.failure)
     }
 
