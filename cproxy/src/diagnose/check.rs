@@ -4,14 +4,16 @@ mod network;
 mod requirement;
 
 use std::{
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
 };
 
+use cproxy_core::counted;
 use cproxy_datapath::{
     bpf::{
-        self, CGROUPS_MAX, Environment, Features, KernelReader, MapType, Mount, Neighbours, PinDir, PinError, Program,
-        ROOT_CGROUP_ID, Scope,
+        self, CGROUPS_MAX, Environment, Features, KernelReader, MapType, Mount, Neighbours, OtherProgram, PinDir,
+        PinError, Program, ROOT_CGROUP_ID, Scope,
     },
     sockets::{self, Abilities},
 };
@@ -177,12 +179,31 @@ fn other_programs(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult
             lost.display()
         ));
     }
-    let seen = if is_cut { format!("the first {cgroups} cgroups") } else { format!("{cgroups} cgroups") };
     if others.is_empty() {
-        return ok(format!("none in {seen}"));
+        let seen = counted(cgroups as u64, "cgroup", "cgroups");
+        return ok(format!("none in {}{seen}", if is_cut { "the first " } else { "" }));
     }
-    let names: Vec<_> = others.iter().map(|other| format!("{other} in {}", other.cgroup.display())).collect();
-    degraded(format!("they run beside cproxy, and each can deny a call or change its address: {}", names.join("; ")))
+    degraded(named(&others))
+}
+
+/// The programs of others. Those of another cproxy, which have the names of ours, are counted.
+fn named(others: &[OtherProgram]) -> String {
+    let (mut cproxys, mut names) = (BTreeMap::<_, u64>::new(), Vec::new());
+    for other in others {
+        match &other.name {
+            Some(name) if name.starts_with("cproxy_") => *cproxys.entry(&other.cgroup).or_default() += 1,
+            _ => names.push(format!("{other} in {}", other.cgroup.display())),
+        }
+    }
+    let another = |(cgroup, count): (&PathBuf, _)| {
+        format!("another cproxy is attached to {} ({})", cgroup.display(), counted(count, "program", "programs"))
+    };
+    let mut parts: Vec<_> = cproxys.into_iter().map(another).collect();
+    if !names.is_empty() {
+        let names = names.join("; ");
+        parts.push(format!("they run beside cproxy, and each can deny a call or change its address: {names}"));
+    }
+    parts.join("; ")
 }
 
 /// Requirements for closing stale sockets, which are otherwise left open and at best counted, and for freeing places.

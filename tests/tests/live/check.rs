@@ -374,14 +374,30 @@ fn a_kernel_without_the_errno_helper_refuses_with_eperm() {
     assert_eq!(objects(), before, "constants are not pinned");
 }
 
+/// State and detail of the line `other_programs`.
+fn other_programs(sandbox: &Sandbox) -> String {
+    let output = cproxy(sandbox, &["check"]).success();
+    let (state, detail) = requirements(&output)["other_programs"];
+    format!("{state} {detail}")
+}
+
+#[test]
+fn another_cproxy_is_named_once() {
+    let sandbox = Sandbox::for_test();
+    let below = sandbox.cgroup().join("below");
+    fs::create_dir(&below).unwrap();
+    let pins = PinDir::new(&sandbox.pin_dir().with_file_name("another"));
+    fs::create_dir_all(pins.versioned()).unwrap();
+    bpf::install(&pins, &below, Features::probe(), ProgramSet::Plain).unwrap();
+    let expected = format!("degraded another cproxy is attached to {} (9 programs)", below.display());
+    assert_eq!(other_programs(&sandbox), expected);
+    fs::remove_dir(&below).unwrap();
+}
+
 #[test]
 fn programs_of_others_are_named_with_their_cgroup() {
     let sandbox = Sandbox::for_test();
-    let line = || {
-        let output = cproxy(&sandbox, &["check"]).success();
-        let (state, detail) = requirements(&output)["other_programs"];
-        format!("{state} {detail}")
-    };
+    let line = || other_programs(&sandbox);
     assert!(line().starts_with("ok none in "), "{}", line());
     let below = sandbox.cgroup().join("below");
     fs::create_dir(&below).unwrap();
