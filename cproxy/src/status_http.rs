@@ -15,7 +15,7 @@ use cproxy_daemon::{
 };
 use cproxy_datapath::bpf::{PinDir, ServiceCounters};
 use health::Probes;
-pub use metrics::every_metric;
+pub use metrics::{every_metric, meaning};
 use tokio::{runtime::Builder, time::timeout};
 
 use crate::{

@@ -79,12 +79,14 @@ impl Queries<'_> {
         gauges.extend(self.places.gauges());
         gauges.extend(self.health.gauges());
         gauges.push(("object_problems", store.problems().count() as u64 + planner.problems().len() as u64));
-        let (used, capacity) = (planner.used(), self.table.capacity());
+        let (used, capacity, limits) = (planner.used(), self.table.capacity(), self.table.limits());
         gauges.extend([
             ("frontends", used.frontends.into()),
             ("frontends_room", capacity.frontends.into()),
+            ("frontends_max", limits.frontends.into()),
             ("backends", used.slots.into()),
             ("backends_room", capacity.slots.into()),
+            ("backends_max", limits.slots.into()),
             ("services_without_room", planner.without_capacity() as u64),
             ("lists_doubted", self.doubts.count()),
             ("lists_in_doubt", self.doubts.is_in_doubt(store).into()),
@@ -117,11 +119,6 @@ impl Queries<'_> {
         let ended = ended_tasks.iter().map(|name| format!("the task \"{name}\" has ended: start the agent again"));
         Status {
             gauges: self.gauges(),
-            limits: vec![
-                ("services", store.service_names().len() as u64),
-                ("frontends_max", self.table.limits().frontends.into()),
-                ("backends_max", self.table.limits().slots.into()),
-            ],
             measures: self.measures.cloned().unwrap_or_default(),
             pending: lists.chain(write.map(str::to_owned)).chain(hooks).chain(ended).collect(),
             has_hook_problem,

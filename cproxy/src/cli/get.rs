@@ -27,6 +27,7 @@ use crate::{
         backend_rows, counters_json, counters_text, table_text,
     },
     run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_problems, fetch_services},
+    status_http,
 };
 
 /// Flags of `cproxy get`.
@@ -209,7 +210,8 @@ fn print_counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     // Without an agent there are no gauges, which is no error.
     counters.extend(fetch_gauges(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
     print(&match options.output {
-        GetFormat::Table | GetFormat::Wide => counters_text(&counters),
+        GetFormat::Table => counters_text(&counters, None),
+        GetFormat::Wide => counters_text(&counters, Some(status_http::meaning)),
         GetFormat::Json => format!("{}\n", counters_json(&counters)?),
         GetFormat::Yaml => counters.iter().map(|(name, count)| format!("{}: {count}\n", printable(name))).collect(),
         GetFormat::Name => counters.iter().map(|(name, _)| format!("{}\n", printable(name))).collect(),

@@ -11,10 +11,11 @@ pub fn counters_json(counters: &[(String, u64)]) -> serde_json::Result<String> {
     serde_json::to_string_pretty(&object)
 }
 
-/// Counters as aligned columns.
+/// Counters as aligned columns, the last of which is their meaning, if it is to be shown.
 #[must_use]
-pub fn counters_text(counters: &[(String, u64)]) -> String {
-    let header = ["COUNTER", "VALUE"].map(str::to_owned);
-    let line = |(name, count): &(String, u64)| [or_dash(Some(name)), count.to_string()];
+pub fn counters_text(counters: &[(String, u64)], meaning: Option<fn(&str) -> Option<&'static str>>) -> String {
+    let header = ["COUNTER", "VALUE", if meaning.is_some() { "MEANING" } else { "" }].map(str::to_owned);
+    let help = |name: &str| meaning.and_then(|meaning| meaning(name)).unwrap_or_default().to_owned();
+    let line = |(name, count): &(String, u64)| [or_dash(Some(name)), count.to_string(), help(name)];
     align_columns(&std::iter::once(header).chain(counters.iter().map(line)).collect::<Vec<_>>())
 }

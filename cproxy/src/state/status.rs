@@ -7,8 +7,6 @@ use super::Measures;
 pub struct Status {
     /// Gauges, as `cproxy get counters` prints them.
     pub(crate) gauges: Vec<(&'static str, u64)>,
-    /// Further numbers: limits of the table, and the number of Services.
-    pub(crate) limits: Vec<(&'static str, u64)>,
     pub(crate) measures: Measures,
     /// Text for each thing without which the agent is not ready.
     pub(crate) pending: Vec<String>,

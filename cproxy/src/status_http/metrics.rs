@@ -123,6 +123,27 @@ const ROWS: [Row; 35] = [
     ),
 ];
 
+/// Meanings of counters that are no metrics, or that say more where the counter stands alone.
+const MEANINGS: [(&str, &str); 6] = [
+    (
+        "frontends",
+        "Entries of the map of frontends: of ports, one for each ClusterIP, and six of the agent's own tests.",
+    ),
+    ("frontends_room", "Entries that it has room for now; it grows up to frontends_max."),
+    ("backends_room", "Entries that the map of backends has room for now; it grows up to backends_max."),
+    ("udp_flows_inserted", "Entries of UDP flows that were inserted."),
+    ("udp_flows_removed", "Entries of UDP flows that were removed."),
+    ("last_change_seconds", "Seconds since the backends of a Service have changed."),
+];
+
+/// Meaning of a counter of `cproxy get counters`.
+#[must_use]
+pub fn meaning(counter: &str) -> Option<&'static str> {
+    let own = MEANINGS.iter().map(|(name, help)| (*name, *help));
+    let mut all = own.chain(ROWS.iter().map(|row| (row.counter, row.help)));
+    all.find(|(name, _)| *name == counter).map(|(_, help)| help)
+}
+
 /// The text.
 pub(super) fn text(
     format: MetricsFormat,
@@ -133,7 +154,7 @@ pub(super) fn text(
 ) -> String {
     let mut metrics = Exposition::new(format);
     write_rows(&mut metrics, |counter| {
-        let mut known = kernel.counters.iter().chain(&status.gauges).chain(&status.limits);
+        let mut known = kernel.counters.iter().chain(&status.gauges);
         known.find(|(name, _)| *name == counter).map(|(_, value)| *value)
     });
     write_state(&mut metrics, status);

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, env, fs, net::UdpSocket, path::Path, process::C
 
 use cproxy_tests::{
     echo,
-    process::{Output, eventually, run},
+    process::{Output, cproxy, eventually, run},
     sandbox::{Placement, Sandbox},
     world::{Form, World, counter, web_with},
 };
@@ -86,6 +86,8 @@ fn metrics_are_the_counters_of_the_command_line() {
         ("cproxy_connections_total", "forwarded"),
         ("cproxy_entries{resource=\"frontends\"}", "frontends"),
         ("cproxy_entries{resource=\"backends\"}", "backends"),
+        ("cproxy_entries_max{resource=\"frontends\"}", "frontends_max"),
+        ("cproxy_entries_max{resource=\"backends\"}", "backends_max"),
         ("cproxy_object_problems", "object_problems"),
         ("cproxy_reattachments_total", "hook_repairs"),
     ] {
@@ -96,6 +98,8 @@ fn metrics_are_the_counters_of_the_command_line() {
         });
     }
     assert_eq!(value("cproxy_connections_total"), 5.0);
+    let wide = cproxy(&world.sandbox, &["get", "counters", "-o", "wide"]).success().stdout;
+    assert!(wide.lines().all(|line| line.split_whitespace().count() > 2), "each has a meaning: {wide}");
     assert_eq!(value("cproxy_services"), 1.0);
     assert_eq!(value("cproxy_entries_max{resource=\"frontends\"}"), 262_144.0);
     // A write is counted once the table has it.
