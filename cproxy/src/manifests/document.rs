@@ -159,9 +159,11 @@ fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceK
         let kind = kind.singular();
         return Err(ObjectError::Nameless(match value("name") {
             Some(name) if !name.is_null() && !name.is_string() => {
-                format!("{kind} with metadata.name {name}, which is no string (put it in quotes); ignored")
+                format!(
+                    "{kind} with metadata.name {name}, which is no string (put it in quotes): this object is not used"
+                )
             }
-            _ => format!("{kind} without metadata.name; ignored"),
+            _ => format!("{kind} without metadata.name: this object is not used"),
         }));
     };
     let name = ObjectName::new(metadata("namespace").unwrap_or("default"), name);
@@ -218,7 +220,7 @@ impl<'a> DocumentReader<'a> {
             Content::List(Some(items)) if self.depth > 0 => {
                 return self.collect_items(items, ItemType::of_list(&version, &kind), contents);
             }
-            Content::List(None) if self.depth > 0 => "the list has no items; ignored".to_owned(),
+            Content::List(None) if self.depth > 0 => "the list has no items: this object is not used".to_owned(),
             Content::Service(service) => {
                 return self.collect_object(service, ResourceKind::Services, contents, Contents::add_service);
             }
@@ -227,16 +229,18 @@ impl<'a> DocumentReader<'a> {
             }
             Content::Node(node) => return self.collect_object(node, ResourceKind::Nodes, contents, Contents::add_node),
             Content::List(_) | Content::Unused | Content::Untyped(_) => match (version.as_str(), kind.as_str()) {
-                ("", "") => "apiVersion and kind are missing; ignored".to_owned(),
-                ("", kind) => format!("{kind} without apiVersion; ignored"),
-                (_, "") => "kind is missing; ignored".to_owned(),
-                (version, "Service" | "Node") => format!("{kind} of {version} where v1 is used; ignored"),
+                ("", "") => "apiVersion and kind are missing: this object is not used".to_owned(),
+                ("", kind) => format!("{kind} without apiVersion: this object is not used"),
+                (_, "") => "kind is missing: this object is not used".to_owned(),
+                (version, "Service" | "Node") => {
+                    format!("{kind} of {version} where v1 is used: this object is not used")
+                }
                 (version, "EndpointSlice") => {
-                    format!("{kind} of {version} where discovery.k8s.io/v1 is used; ignored")
+                    format!("{kind} of {version} where discovery.k8s.io/v1 is used: this object is not used")
                 }
                 (version, kind) => {
                     // One problem for all objects of a kind that is not used.
-                    let message = "ignored; cproxy reads only Services, EndpointSlices and Nodes";
+                    let message = "not used: cproxy reads only Services, EndpointSlices and Nodes";
                     return contents.add_problem(format_args!("kind {kind} ({version})"), message);
                 }
             },

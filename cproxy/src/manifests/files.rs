@@ -149,8 +149,7 @@ impl Files {
     fn read_file(&mut self, file: PathBuf) {
         self.problems.remove(&file);
         let is_known = matches!(self.files.get(&file), Some(Some(_)));
-        let stays =
-            if is_known { "; its last content stays" } else { "; its objects are missing until it can be read" };
+        let stays = if is_known { "; its last content stays" } else { ": this file is not used until it can be read" };
         let text = match self.read_text(&file) {
             Ok(text) if text.is_empty() && is_known => Err("it is empty (delete it to remove its objects)".to_owned()),
             Ok(text) => Ok(text),

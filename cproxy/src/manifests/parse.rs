@@ -161,8 +161,9 @@ mod tests {
             {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "b"}, "spec": 5}, 5,
             {"items": [{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "c"}}], "kind": "List"},
             {"metadata": {"name": "d"}}, {"apiVersion": "v1", "kind": "Pod"}, {"apiVersion": "v1", "kind": "Pod"}]"#;
-        let pods = "kind Pod (v1): ignored; cproxy reads only Services, EndpointSlices and Nodes";
-        let no_type = |index| format!("f (document 1), items[{index}]: apiVersion and kind are missing; ignored");
+        let pods = "kind Pod (v1): not used: cproxy reads only Services, EndpointSlices and Nodes";
+        let no_type =
+            |index| format!("f (document 1), items[{index}]: apiVersion and kind are missing: this object is not used");
         let wrong =
             "default/b: spec: invalid type: integer `5`, expected struct ServiceSpec (f (document 1), items[1])";
         for (kind, expected) in [
@@ -173,7 +174,7 @@ mod tests {
             (r#""kind": "List""#, &[wrong, "Service default/c", &no_type(0), &no_type(2), &no_type(4), pods]),
             (
                 r#""kind": "ConfigMap""#,
-                &["kind ConfigMap (v1): ignored; cproxy reads only Services, EndpointSlices and Nodes"],
+                &["kind ConfigMap (v1): not used: cproxy reads only Services, EndpointSlices and Nodes"],
             ),
         ] {
             let version = r#""apiVersion": "v1""#;
@@ -190,8 +191,8 @@ mod tests {
         assert_eq!(
             problems,
             [
-                "f (document 1): EndpointSlice of v1 where discovery.k8s.io/v1 is used; ignored",
-                "f (document 2): Service of v2 where v1 is used; ignored"
+                "f (document 1): EndpointSlice of v1 where discovery.k8s.io/v1 is used: this object is not used",
+                "f (document 2): Service of v2 where v1 is used: this object is not used"
             ]
         );
     }

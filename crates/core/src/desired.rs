@@ -272,7 +272,7 @@ pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &Desi
     let of_balancer = service.load_balancer_ips.iter().map(|ip| ("status.loadBalancer.ingress", ip));
     let external = served_external_ips(store, service).iter().map(|ip| ("spec.externalIPs", ip));
     for (field, address) in of_balancer.chain(external).filter(|(_, ip)| is_own(store, **ip)) {
-        let message = format!("{address} is an address of this VM; not served");
+        let message = format!("{address} is an address of this VM: this address is not served");
         problems.push(Problem::new(format_args!("Service {name}"), field, message));
     }
     problems

@@ -76,7 +76,7 @@ impl ServiceRow {
             Ok(spec) => spec,
             Err(skipped) => {
                 if let Some(field) = skipped.mistaken_field() {
-                    findings.field(field, "missing; the Service is not served");
+                    findings.field(field, "missing: this Service is not served");
                 }
                 return None;
             }
@@ -240,7 +240,10 @@ fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
     for family in [Family::V4, Family::V6] {
         let Some((field, text)) = cluster_ip_of(spec, family) else {
             if families.iter().any(|name| *name == family.to_string()) {
-                findings.field("spec.clusterIPs", &format!("no address for the {family} of ipFamilies; not served"));
+                findings.field(
+                    "spec.clusterIPs",
+                    &format!("no address for the {family} of ipFamilies: this family is not served"),
+                );
             }
             continue;
         };
@@ -251,16 +254,16 @@ fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
             Some(address) if address.family() == family => found.push(address),
             // Without ipFamilies the one clusterIP belongs to one family and is rightly missing in the other.
             Some(_) if field == "spec.clusterIP" => {}
-            Some(_) => findings.field(&field, &format!("{text:?} is no {family} address; not served")),
+            Some(_) => findings.field(&field, &format!("{text:?} is no {family} address: this address is not served")),
             None if field == "spec.clusterIP" && family == Family::V6 => {}
-            None => findings.field(&field, &format!("{text:?} is no IP address; not served")),
+            None => findings.field(&field, &format!("{text:?} is no IP address: this address is not served")),
         }
     }
     found
 }
 
 /// Problem of an address that no Service can have.
-const NO_FRONTEND: &str = " is a loopback, multicast or unspecified address; not served";
+const NO_FRONTEND: &str = " is a loopback, multicast or unspecified address: this address is not served";
 
 /// `MapIPsByIPFamily` of `spec.externalIPs`.
 fn external_ips(spec: &ServiceSpec, is_served: impl Fn(Address) -> bool, findings: &mut Findings) -> Box<[Address]> {
@@ -283,7 +286,11 @@ fn load_balancer_ips(
             }
             Some("Proxy") => {}
             Some(other) => {
-                findings.item(item(".ipMode"), format_args!("{other:?}"), " is neither VIP nor Proxy; not served");
+                findings.item(
+                    item(".ipMode"),
+                    format_args!("{other:?}"),
+                    " is neither VIP nor Proxy: this address is not served",
+                );
             }
         }
     }
@@ -304,9 +311,13 @@ fn extra_ip(
         Some(address) if address.is_special() => findings.item(item, format_args!("{text:?}"), NO_FRONTEND),
         Some(address) if is_served(address) => return Some(address),
         Some(_) => {
-            findings.item(item, format_args!("{text:?}"), ": the Service has no ClusterIP of that family; not served");
+            findings.item(
+                item,
+                format_args!("{text:?}"),
+                ": the Service has no ClusterIP of that family, this address is not served",
+            );
         }
-        None => findings.item(item, format_args!("{text:?}"), " is no IP address; not served"),
+        None => findings.item(item, format_args!("{text:?}"), " is no IP address: this address is not served"),
     }
     None
 }
@@ -321,7 +332,7 @@ fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Box<[AddressRan
             None => findings.item(
                 ("spec.loadBalancerSourceRanges", index, ""),
                 format_args!("{text:?}"),
-                " is no range of addresses, such as 10.0.0.0/8; ignored",
+                " is no range of addresses, such as 10.0.0.0/8: this range is not used",
             ),
         }
     }
@@ -360,7 +371,7 @@ fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
             Ok(port) => findings.item(
                 ("spec.ports", index, ""),
                 format_args!("{:?}", &*port.name),
-                ": another port has the same name and protocol; not served",
+                ": another port has the same name and protocol, this port is not served",
             ),
             Err(PortError::Protocol(name)) => unserved.entry(name).or_insert((index, 0)).1 += 1,
             Err(PortError::Number(number)) => {
@@ -370,7 +381,7 @@ fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {
     }
     for (protocol, (index, count)) in unserved {
         let more = if count > 1 { format!(", like {} more", count - 1) } else { String::new() };
-        let message = format!("protocol {protocol} cannot be served by socket hooks; skipped{more}");
+        let message = format!("protocol {protocol} cannot be served by socket hooks: this port is not served{more}");
         findings.field(&format!("spec.ports[{index}]"), &message);
     }
     ports
@@ -395,7 +406,7 @@ fn node_port(spec: &ServicePortSpec) -> Result<Option<NonZeroU16>, i32> {
     u16::try_from(spec.node_port).map(NonZeroU16::new).map_err(|_| spec.node_port)
 }
 
-const NO_PORT: &str = " is not in 1..65535; not served";
+const NO_PORT: &str = " is not in 1..65535: this port is not served";
 
 /// Protocol; empty means TCP. The name of another one is the error.
 pub(super) fn parse_protocol(text: &str) -> Result<Protocol, &str> {

@@ -100,7 +100,10 @@ impl SliceRow {
             "IPv6" => Family::V6,
             "FQDN" => return None,
             other => {
-                findings.field("addressType", &format!("{:?} is not IPv4, IPv6 or FQDN; the slice is ignored", other));
+                findings.field(
+                    "addressType",
+                    &format!("{:?} is not IPv4, IPv6 or FQDN: this EndpointSlice is not used", other),
+                );
                 return None;
             }
         };
@@ -275,7 +278,7 @@ fn service_of(slice: &EndpointSlice, findings: &mut Findings) -> Option<Arc<str>
         "" => {
             findings.field(
                 "metadata.labels",
-                &format!("no label {LABEL_SERVICE_NAME} names its Service; the slice is ignored"),
+                &format!("no label {LABEL_SERVICE_NAME} names its Service: this EndpointSlice is not used"),
             );
             None
         }
@@ -289,7 +292,11 @@ fn ports(slice: &EndpointSlice, findings: &mut Findings) -> Vec<SlicePort> {
         match slice_port(spec) {
             Ok(port) => ports.extend(port),
             Err(number) => {
-                findings.item(("ports", index, ""), format_args!("port {number}"), " is not in 1..65535; skipped");
+                findings.item(
+                    ("ports", index, ""),
+                    format_args!("port {number}"),
+                    " is not in 1..65535: this port is not used",
+                );
             }
         }
     }

@@ -463,9 +463,12 @@ impl Store {
             return Vec::new();
         }
         let problems = |row: &Option<Packed>| {
-            let consequence = if row.is_some() { "its last state stays" } else { "ignored" };
-            let label = format_args!("{} {name}", kind.singular());
-            Box::from([Problem::new(label, "", format!("{message}; {consequence}"))])
+            let (kind, served) = (kind.singular(), if kind == ResourceKind::Services { "served" } else { "used" });
+            let consequence = match row {
+                Some(_) => "; its last state stays".to_owned(),
+                None => format!(": this {kind} is not {served}"),
+            };
+            Box::from([Problem::new(format_args!("{kind} {name}"), "", message.to_owned() + &consequence)])
         };
         let row = self.packed(kind, &name).cloned();
         match &mut self.lists.of(kind).staged {
@@ -668,7 +671,7 @@ fn scoped(kind: ResourceKind, name: ObjectName) -> ObjectName {
 }
 
 fn nameless(kind: &str) -> Problem {
-    Problem::new(kind, "metadata.name", "missing; the object is ignored")
+    Problem::new(kind, "metadata.name", "missing: this object is not used")
 }
 
 #[cfg(test)]
@@ -848,11 +851,11 @@ mod tests {
         store.apply(Event::Deleted(ResourceKind::Services, web()));
         assert!(resolve(&store).is_empty() && problems(&store).is_empty());
         store.apply(unreadable(web()));
-        assert_eq!(problems(&store), ["Service default/web: spec.ports: no; ignored"]);
+        assert_eq!(problems(&store), ["Service default/web: spec.ports: no: this Service is not served"]);
         let nameless = Event::Unreadable { kind: ResourceKind::Services, name: None, message: String::new() };
         assert_eq!(
             store.apply(nameless).first().map(ToString::to_string).unwrap(),
-            "Service: metadata.name: missing; the object is ignored"
+            "Service: metadata.name: missing: this object is not used"
         );
     }
 }

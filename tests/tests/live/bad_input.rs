@@ -426,12 +426,12 @@ fn a_bad_object_harms_only_itself_and_is_named() {
         ["Service default/lost", "10.96.0.999", "not served"],
         ["EndpointSlice default/web-bad", "endpoints[0].addresses[0]", "not-an-address"],
         ["EndpointSlice default/web-bad", "endpoints[1].addresses[0]", "addressType"],
-        ["EndpointSlice default/orphan", "kubernetes.io/service-name", "ignored"],
+        ["EndpointSlice default/orphan", "kubernetes.io/service-name", "not used"],
         ["Service default/typed", "spec.ports[0].port", "eighty"],
         ["Service default/nowhere", "spec.clusterIP", "not served"],
         ["Service default/zweb", "10.96.0.10:80/TCP", "belongs to Service default/web"],
         ["Service default/zweb", "spec.sessionAffinityConfig.clientIP.timeoutSeconds", "86400"],
-        ["kind Pod (v1)", "ignored", "reads only Services"],
+        ["kind Pod (v1)", "not used", "reads only Services"],
     ] {
         for (text, place) in [(&resolve.stderr, "resolve"), (&log, "run")] {
             let found = text.lines().any(|line| needles.iter().all(|needle| line.contains(needle)));

@@ -317,7 +317,7 @@ fn an_object_in_protobuf_that_cannot_be_read_does_not_end_the_watch() {
     assert_serves(&sandbox, &mut agent);
     agent.wait_log("Service default/web: failed to decode Protobuf message: Service.spec: invalid wire type", PATIENCE);
     agent.wait_log("Service default/grouped: failed to decode Protobuf message", PATIENCE);
-    agent.wait_log("Service default/long: longer than 8388608 bytes; ignored", PATIENCE);
+    agent.wait_log("Service default/long: longer than 8388608 bytes: this Service is not served", PATIENCE);
     wait_for_both(&sandbox);
     assert!(!agent.log().contains("trying again"), "{}", agent.log());
 }
@@ -472,7 +472,7 @@ fn an_object_that_is_too_long_is_named_and_harms_no_other() {
         let sandbox = Sandbox::for_test();
         let api = Api::serve(&sandbox, answer);
         let mut agent = start(&sandbox, &api);
-        agent.wait_log("Service default/long: longer than 8388608 bytes; ignored", PATIENCE);
+        agent.wait_log("Service default/long: longer than 8388608 bytes: this Service is not served", PATIENCE);
         wait_for_both(&sandbox);
         assert!(!agent.log().contains("trying again"), "{}", agent.log());
     }

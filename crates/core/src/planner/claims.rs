@@ -66,7 +66,8 @@ pub(super) struct ClaimChanges {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner<'a> {
     Port(&'a str),
-    Service(&'a ServiceName),
+    /// Another Service, and why it comes first.
+    Service(&'a ServiceName, &'static str),
     /// The Service whose ClusterIP is the frontend's address, which has no such port.
     ClusterIp(&'a ServiceName),
 }
@@ -227,11 +228,24 @@ impl Claims {
             };
             for claim in claims.iter().skip(1) {
                 let is_own = first.service == claim.service;
-                let owner = if is_own { Owner::Port(&first.port_name) } else { Owner::Service(&first.service) };
+                let owner = match is_own {
+                    true => Owner::Port(&first.port_name),
+                    false => Owner::Service(&first.service, self.why_first(first, claim)),
+                };
                 all.entry((&claim.service, owner)).or_default().add(frontend);
             }
         }
         all.into_iter().map(|((service, owner), lost)| lost.problem(service, &owner))
+    }
+
+    /// Reason why a claim comes before one of another Service (see `precedence`).
+    fn why_first(&self, first: &Claim, other: &Claim) -> &'static str {
+        let created = |claim: &Claim| self.services.get(&claim.service).and_then(|claims| claims.created_s);
+        match () {
+            () if first.source != other.source => "by its kind of address",
+            () if created(first) != created(other) => "as the older one",
+            () => "by name",
+        }
     }
 
     /// Service that has this ClusterIP.
@@ -304,7 +318,7 @@ impl LostFrontends {
         let belong = if self.count == 1 { "belongs" } else { "belong" };
         let owner = match owner {
             Owner::Port(name) => format!("its own port {name:?}, which comes first"),
-            Owner::Service(name) => format!("Service {name}, which comes first"),
+            Owner::Service(name, why) => format!("Service {name}, which comes first {why}"),
             Owner::ClusterIp(name) => format!("Service {name}, whose ClusterIP takes no other claim"),
         };
         let frontends = some_of(&self.first, self.count);

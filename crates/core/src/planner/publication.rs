@@ -65,7 +65,7 @@ impl TablePlanner {
         if self.sets.get(key).is_some() {
             self.change(key, content, batch).map_err(|error| error.and("its last backends stay"))
         } else {
-            self.create(key, content, batch).map_err(|error| error.and("not served"))
+            self.create(key, content, batch).map_err(|error| error.and("this port is not served"))
         }
     }
 

@@ -1616,7 +1616,7 @@ fn frontends_lost_to_another_service_are_one_problem() {
     assert_eq!(
         texts(&table),
         ["Service default/b: 10.0.0.1:11/TCP, 10.0.0.1:12/TCP, 10.0.0.1:13/TCP and 17 more belong to Service \
-             default/a, which comes first"]
+             default/a, which comes first by name"]
     );
     let seen = table.problems_revision();
     assert_ne!(seen, 0);
