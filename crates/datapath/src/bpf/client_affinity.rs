@@ -2,12 +2,11 @@
 
 use aya::maps::{HashMap, Map, MapData};
 use cproxy_core::{Affinity, Backend, KernelSet};
-use cproxy_ebpf::{AffinityEntry, AffinityKey, affinity_time};
+use cproxy_ebpf::{AffinityEntry, AffinityKey, affinity_time, digest};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{
     PinDir,
-    encoding::backend_slot,
     error::TableError,
     open::{Access, open_map},
 };
@@ -50,7 +49,7 @@ pub fn client_affinity(
     let now = clock_gettime(ClockId::Monotonic);
     let now = affinity_time(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
     let mut backends = set.members.eligible().iter().copied();
-    let backend = backends.find(|backend| backend_slot(*backend).digest == entry.digest());
+    let backend = backends.find(|backend| digest(&backend.address.words(), backend.port.to_be()) == entry.digest());
     let kept = backend.filter(|_| entry.is_fresh(now, seconds));
     Ok(kept.map(|backend| ClientAffinity { backend, idle_seconds: entry.idle_ns(now) / 1_000_000_000 }))
 }
