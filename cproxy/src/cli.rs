@@ -39,9 +39,8 @@ use crate::{
 };
 
 /// End of the help of commands whose help has no room for each flag's variable.
-const SETTINGS_HELP: &str = "\
-Each flag can also be set in the environment (CPROXY_RUN_DIR for --run-dir), as a kernel parameter
-(cproxy.run-dir=DIR) or in /etc/cproxy/cproxy.conf: see docs/reference.md";
+const SETTINGS_HELP: &str = "Each flag can also be set in the environment (CPROXY_RUN_DIR for --run-dir), as a kernel \
+                             parameter (cproxy.run-dir=DIR) or in /etc/cproxy/cproxy.conf: see docs/reference.md";
 
 /// Makes Kubernetes Services work for the pod in a microVM.
 #[derive(Debug, Parser)]
@@ -128,9 +127,15 @@ fn read() -> (clap::Command, Result<Command, clap::Error>) {
     (cli, command)
 }
 
-/// The command line, with the variable of each setting.
+/// The command line, with the variable of each setting. `enabled` is about `run`; other commands take it from the
+/// machine.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(with_variables)
+    let hidden = |flag: Arg| if flag.get_long() == Some("enabled") { flag.hide(true) } else { flag };
+    let with_hidden = |command: clap::Command| match command.get_name() {
+        "run" => command,
+        _ => command.mut_args(hidden),
+    };
+    Cli::command().mut_subcommands(|command| with_hidden(with_variables(command)))
 }
 
 fn with_variables(command: clap::Command) -> clap::Command {
@@ -142,7 +147,7 @@ fn with_variable(flag: Arg) -> Arg {
     let name =
         flag.get_long().filter(|name| SETTINGS.iter().any(|group| group.settings.iter().any(|of| of.name == *name)));
     let variable = name.map(|name| format!("CPROXY_{}", name.replace('-', "_").to_uppercase()));
-    let flag = if let Some(variable) = variable { flag.env(variable) } else { flag };
+    let flag = if let Some(variable) = variable { flag.env(variable) } else { flag }.hide_env_values(true);
     let value = flag.get_env().and_then(env::var_os);
     if value.is_some_and(|value| value.is_empty()) { flag.env(None) } else { flag }
 }
@@ -198,4 +203,29 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Canary(options) => canary::run(&options)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_daemon::wrapped_help;
+
+    use super::*;
+
+    #[test]
+    fn help_has_eighty_columns() {
+        let cli = command();
+        let of_set = ["set", "log-level"].as_slice();
+        let names: Vec<_> = cli.get_subcommands().map(clap::Command::get_name).collect();
+        let commands = names.iter().map(std::slice::from_ref).chain([&[][..], of_set]);
+        for (command, flag) in commands.flat_map(|command| [(command, "-h"), (command, "--help")]) {
+            let arguments = [&["cproxy"], command, &[flag]].concat();
+            let help = cli.clone().try_get_matches_from(&arguments).unwrap_err();
+            assert_eq!(help.kind(), ErrorKind::DisplayHelp, "{arguments:?}");
+            let help = wrapped_help(&help.to_string());
+            let long = help.lines().find(|line| line.chars().count() > 80);
+            assert_eq!(long, None, "{arguments:?}");
+            let is_run = command == ["run"];
+            assert_eq!(help.contains("--enabled"), is_run, "{arguments:?}");
+        }
+    }
 }

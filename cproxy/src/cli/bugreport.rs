@@ -12,11 +12,8 @@ use anyhow::anyhow;
 use clap::Args;
 use rustix::fs::OFlags;
 
-use super::output::print;
-use crate::{
-    config::{PinDirSettings, RunDirSettings},
-    diagnose::bugreport::Bugreport,
-};
+use super::{options::Places, output::print};
+use crate::diagnose::bugreport::Bugreport;
 
 /// Flags of `cproxy bugreport`.
 #[derive(Args, Debug)]
@@ -28,9 +25,7 @@ pub(super) struct BugreportOptions {
     #[arg(long)]
     hide_addresses: bool,
     #[command(flatten)]
-    pin: PinDirSettings,
-    #[command(flatten)]
-    run: RunDirSettings,
+    places: Places,
 }
 
 pub(super) fn run(options: &BugreportOptions) -> anyhow::Result<()> {
@@ -43,8 +38,8 @@ pub(super) fn run(options: &BugreportOptions) -> anyhow::Result<()> {
     };
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path);
     let report = Bugreport {
-        pin_dir: &options.pin.pin_dir,
-        run_dir: &options.run.run_dir,
+        pin_dir: &options.places.pin.pin_dir,
+        run_dir: &options.places.run.run_dir,
         hides_addresses: options.hide_addresses,
         time_s: now,
     };

@@ -7,10 +7,11 @@ use clap::{Args, ValueEnum};
 
 use super::{
     machine_settings::unknown_variables,
+    options::Places,
     output::{print, screen},
 };
 use crate::{
-    config::{NodeNameSettings, PinDirSettings, RunDirSettings, SourceSettings, Switch},
+    config::{NodeNameSettings, SourceSettings, Switch},
     diagnose::check::{self, CheckRequest, lacking, summary, text},
     report::{Layout, Screen},
 };
@@ -31,9 +32,7 @@ pub(super) struct CheckOptions {
     #[arg(long, value_name = "DIR")]
     cgroup: Option<PathBuf>,
     #[command(flatten)]
-    pin: PinDirSettings,
-    #[command(flatten)]
-    run: RunDirSettings,
+    places: Places,
     /// Reason why `run` refuses the settings of the machine
     #[arg(skip)]
     pub(super) settings_error: Option<String>,
@@ -48,7 +47,7 @@ enum CheckFormat {
     Table,
     /// Aligned columns, a line for each requirement
     Wide,
-    /// JSON
+    /// JSON, which is YAML, too
     #[value(alias = "yaml")]
     Json,
 }
@@ -61,8 +60,8 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
         source: options.source.source(),
         node_name: options.node.name(),
         cgroup: options.cgroup.as_deref(),
-        pin_dir: &options.pin.pin_dir,
-        run_dir: &options.run.run_dir,
+        pin_dir: &options.places.pin.pin_dir,
+        run_dir: &options.places.run.run_dir,
     };
     let (mut requirements, of_network) = check::requirements(&request)?;
     let of_machine = requirements.len();

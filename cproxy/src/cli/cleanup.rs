@@ -5,24 +5,19 @@ use std::path::Path;
 use clap::Args;
 use cproxy_datapath::bpf::{Environment, PinDir, Program};
 
-use super::output::print;
-use crate::{
-    config::{PinDirSettings, RunDirSettings},
-    run_dir,
-};
+use super::{options::Places, output::print};
+use crate::run_dir;
 
 /// Flags of `cproxy cleanup`.
 #[derive(Args, Debug)]
 pub(super) struct CleanupOptions {
     #[command(flatten)]
-    pin: PinDirSettings,
-    #[command(flatten)]
-    run: RunDirSettings,
+    places: Places,
 }
 
 pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
-    let dir = &options.pin.pin_dir;
-    print(&match remove(dir, &options.run.run_dir)? {
+    let dir = &options.places.pin.pin_dir;
+    print(&match remove(dir, &options.places.run.run_dir)? {
         // The bpffs may be mounted in another mount namespace, as under `ip netns exec`.
         0 if !Environment::is_on_bpffs(dir) => {
             format!(

@@ -7,12 +7,12 @@ use cproxy_datapath::bpf::{PinDir, PinError};
 
 use super::{
     exit_codes::NOT_ANSWERED,
-    options::{Format, check_process},
+    options::{Format, OutputOptions, Places, check_process},
     output::{print, print_error, screen},
     usage_error::shorten,
 };
 use crate::{
-    config::{PinDirSettings, RunDirSettings, Switch},
+    config::Switch,
     diagnose::explain::{gather, json, text},
     target::{Target, TargetError},
 };
@@ -32,20 +32,17 @@ pub(super) struct ExplainOptions {
     /// Also call the backends, without translation: connect by TCP, send an empty datagram by UDP
     #[arg(long)]
     probe: bool,
-    /// Output format
-    #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
-    output: Format,
+    #[command(flatten)]
+    output: OutputOptions,
     #[command(flatten)]
     pub(super) switch: Switch,
     #[command(flatten)]
-    pin: PinDirSettings,
-    #[command(flatten)]
-    run: RunDirSettings,
+    places: Places,
 }
 
 /// Exit codes: 0 if all calls get where they should, 1 if not, 4 if that cannot be said.
 pub(super) fn run(options: ExplainOptions) -> anyhow::Result<ExitCode> {
-    let ExplainOptions { destination, port, pid, probe, output, switch, pin, run } = options;
+    let ExplainOptions { destination, port, pid, probe, output, switch, places: Places { pin, run } } = options;
     let target = match port {
         Some(port) => Target::with_port(&destination, &port),
         None => destination.parse(),
@@ -66,7 +63,7 @@ pub(super) fn run(options: ExplainOptions) -> anyhow::Result<ExitCode> {
     if let (Err(kernel), Some(reason)) = (&mut facts.kernel, switch.disabled()) {
         *kernel = reason;
     }
-    let (text, ok) = match output {
+    let (text, ok) = match output.output {
         Format::Table => text(&facts, &screen()),
         Format::Json => {
             let (mut json, ok) = json(&facts)?;

@@ -17,11 +17,10 @@ use cproxy_datapath::{
 use serde::Serialize;
 
 use super::{
-    options::{parse_namespace, parse_service_filter},
+    options::{Places, parse_namespace, parse_service_filter},
     output::{layout, print, print_error, print_json_rows},
 };
 use crate::{
-    config::{PinDirSettings, RunDirSettings},
     report::{
         BackendRow, CountedRow, FrontendRow, Layout, Names, ProblemRow, ServiceFilter, SocketRow, TableRow,
         backend_rows, counters_json, counters_text, table_text,
@@ -49,9 +48,7 @@ pub(super) struct GetOptions {
     #[arg(short, long)]
     watch: bool,
     #[command(flatten)]
-    pin: PinDirSettings,
-    #[command(flatten)]
-    run: RunDirSettings,
+    places: Places,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -100,7 +97,7 @@ pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
         View::Problems => return print_problems(options),
         _ => {}
     }
-    let pins = PinDir::new(&options.pin.pin_dir);
+    let pins = PinDir::new(&options.places.pin.pin_dir);
     pins.check_installed()?;
     let silence = Silence::default();
     match options.state {
@@ -208,7 +205,7 @@ fn print_sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
 fn print_counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let mut counters: Vec<_> = read_counters(pins)?.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     // Without an agent there are no gauges, which is no error.
-    counters.extend(fetch_gauges(&options.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
+    counters.extend(fetch_gauges(&options.places.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
     print(&match options.output {
         GetFormat::Table => counters_text(&counters, None),
         GetFormat::Wide => counters_text(&counters, Some(status_http::meaning)),
@@ -219,13 +216,13 @@ fn print_counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
 }
 
 fn print_config(options: &GetOptions) -> anyhow::Result<()> {
-    let run_dir = &options.run.run_dir;
+    let run_dir = &options.places.run.run_dir;
     let rows = fetch_config(run_dir).map_err(|error| anyhow!(explain_silence(run_dir, &error)))?;
     print_rows(options, rows, |row| printable(&row.name))
 }
 
 fn print_problems(options: &GetOptions) -> anyhow::Result<()> {
-    let run_dir = &options.run.run_dir;
+    let run_dir = &options.places.run.run_dir;
     let rows = fetch_problems(run_dir).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => anyhow!("the running agent is of another version and does not say"),
         _ => anyhow!(explain_silence(run_dir, &error)),
@@ -280,16 +277,19 @@ fn needs_names(options: &GetOptions) -> bool {
 
 /// Names from the agent; without one there are none, which is an error only where they are needed.
 fn names(options: &GetOptions, silence: &Silence) -> anyhow::Result<Names> {
-    match fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT) {
+    match fetch_services(&options.places.run.run_dir, RESPONSE_TIMEOUT) {
         Ok(rows) => {
             silence.0.borrow_mut().clear();
             Ok(rows.into_iter().collect())
         }
         Err(error) if needs_names(options) => {
-            bail!("only a running agent knows the names of Services: {}", explain_silence(&options.run.run_dir, &error))
+            bail!(
+                "only a running agent knows the names of Services: {}",
+                explain_silence(&options.places.run.run_dir, &error)
+            )
         }
         Err(error) => {
-            silence.report(explain_silence(&options.run.run_dir, &error));
+            silence.report(explain_silence(&options.places.run.run_dir, &error));
             Ok(Names::default())
         }
     }

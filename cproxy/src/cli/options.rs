@@ -1,9 +1,29 @@
 //! Options that several commands have beside settings.
 
-use clap::{ValueEnum, error::ErrorKind};
+use clap::{Args, ValueEnum, error::ErrorKind};
 use cproxy_core::ServiceName;
 
-use crate::manifests::is_label;
+use crate::{
+    config::{PinDirSettings, RunDirSettings},
+    manifests::is_label,
+};
+
+/// Flag of commands that print a table or JSON.
+#[derive(Args, Debug)]
+pub(super) struct OutputOptions {
+    /// Output format
+    #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
+    pub(super) output: Format,
+}
+
+/// Places of an agent that a command is about.
+#[derive(Args, Debug)]
+pub(super) struct Places {
+    #[command(flatten)]
+    pub(super) pin: PinDirSettings,
+    #[command(flatten)]
+    pub(super) run: RunDirSettings,
+}
 
 pub(super) fn parse_service_name(text: &str) -> Result<ServiceName, String> {
     // In a list there may be blanks behind the commas.
@@ -41,7 +61,7 @@ pub(super) enum Format {
     #[default]
     #[value(aliases = ["wide", "name"])]
     Table,
-    /// JSON
+    /// JSON, which is YAML, too
     #[value(alias = "yaml")]
     Json,
 }

@@ -14,7 +14,7 @@ use cproxy_core::{
 use cproxy_datapath::bpf::KernelMaps;
 
 use super::{
-    options::{Format, parse_service_name},
+    options::{Format, OutputOptions, parse_service_name},
     output::{print, print_rows},
 };
 use crate::{
@@ -37,9 +37,8 @@ pub(super) struct ResolveOptions {
     /// Explain why each endpoint of this Service is used or not
     #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = parse_service_name)]
     explain: Option<ServiceName>,
-    /// Output format
-    #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
-    output: Format,
+    #[command(flatten)]
+    output: OutputOptions,
 }
 
 pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<()> {
@@ -63,11 +62,11 @@ pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<()> {
         Some(name) => {
             let objects = Objects::of(&files);
             report(&all, Some((name, &objects)));
-            explain(&files, &objects, &store, &table, name, options.output)?;
+            explain(&files, &objects, &store, &table, name, options.output.output)?;
         }
         None => {
             report(&all, None);
-            print_rows(table.each_row().map(|row| FrontendRow::from(&row)), options.output)?;
+            print_rows(table.each_row().map(|row| FrontendRow::from(&row)), options.output.output)?;
         }
     }
     if files.has_unread_file() {

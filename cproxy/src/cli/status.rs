@@ -5,30 +5,24 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::{
-    options::Format,
+    options::{Format, OutputOptions, Places},
     output::{print, screen},
 };
-use crate::{
-    config::{PinDirSettings, RunDirSettings},
-    diagnose::status::status,
-};
+use crate::diagnose::status::status;
 
 /// Flags of `cproxy status`.
 #[derive(Args, Debug)]
 pub(super) struct StatusOptions {
-    /// Output format
-    #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
-    output: Format,
     #[command(flatten)]
-    pin: PinDirSettings,
+    output: OutputOptions,
     #[command(flatten)]
-    run: RunDirSettings,
+    places: Places,
 }
 
 /// Returns 1 unless an agent is ready and all is well.
 pub(super) fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
-    let status = status(&options.pin.pin_dir, &options.run.run_dir);
-    print(&match options.output {
+    let status = status(&options.places.pin.pin_dir, &options.places.run.run_dir);
+    print(&match options.output.output {
         Format::Table => status.text(&screen()),
         Format::Json => format!("{}\n", serde_json::to_string_pretty(&status)?),
     })?;

@@ -11,12 +11,11 @@ use cproxy_core::{Protocol, ServiceName};
 use cproxy_datapath::bpf::{Features, PinDir, TraceDestination, TraceFilter, TraceVerdict, excluded_cgroup};
 
 use super::{
-    options::{Format, check_process},
+    options::{Format, OutputOptions, Places, check_process},
     output::{layout, print_error, print_or_end},
     wait::parse_time,
 };
 use crate::{
-    config::{PinDirSettings, RunDirSettings},
     diagnose::trace::{TraceRequest, trace},
     report::FrontendRow,
     run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_services},
@@ -50,13 +49,10 @@ pub(super) struct TraceOptions {
     /// End after this time, such as 30s or 5m
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     duration: Option<Duration>,
-    /// Output format
-    #[arg(short, long, env = "CPROXY_OUTPUT", value_enum, default_value_t)]
-    output: Format,
     #[command(flatten)]
-    pin: PinDirSettings,
+    output: OutputOptions,
     #[command(flatten)]
-    run: RunDirSettings,
+    places: Places,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -106,16 +102,16 @@ impl ProtocolName {
 }
 
 pub(super) fn run(options: &TraceOptions) -> anyhow::Result<()> {
-    let (pins, features) = (PinDir::new(&options.pin.pin_dir), Features::probe());
+    let (pins, features) = (PinDir::new(&options.places.pin.pin_dir), Features::probe());
     let request = TraceRequest {
         filter: filter(options, features)?,
         features,
         is_summary: options.summary,
-        is_json: matches!(options.output, Format::Json),
+        is_json: matches!(options.output.output, Format::Json),
         layout: layout(),
         count: options.count,
         duration: options.duration,
-        run_dir: options.run.run_dir.clone(),
+        run_dir: options.places.run.run_dir.clone(),
         print: print_or_end,
         warn: print_error,
     };
@@ -132,7 +128,7 @@ fn filter(options: &TraceOptions, features: Features) -> anyhow::Result<TraceFil
     let mut destinations = Vec::new();
     for target in &options.targets {
         match target {
-            Target::Service(name, port) => destinations.extend(frontends_of(name, *port, &options.run.run_dir)?),
+            Target::Service(name, port) => destinations.extend(frontends_of(name, *port, &options.places.run.run_dir)?),
             Target::Address(address) => destinations.push(TraceDestination::Address(*address)),
             Target::Frontend(frontend) => destinations.push(TraceDestination::Frontend(*frontend)),
         }

@@ -6,9 +6,13 @@ use clap::{
     ValueEnum as _,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use cproxy_daemon::usage_error_line;
+use cproxy_daemon::{usage_error_line, wrapped_help};
 
-use super::{exit_codes, get::View, output::print_error};
+use super::{
+    exit_codes,
+    get::View,
+    output::{print, print_error},
+};
 use crate::{
     report::one_line,
     run_dir::{Failure, record_failure},
@@ -22,9 +26,18 @@ pub(super) const SHOWN_CHARS_MAX: usize = 80;
 pub(super) fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
     if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
-        // A closed stdout is no error.
-        drop(error.print());
-        return if error.use_stderr() { ExitCode::from(exit_codes::USAGE) } else { ExitCode::SUCCESS };
+        let text = wrapped_help(&error.to_string());
+        if error.use_stderr() {
+            eprint!("{text}");
+            return ExitCode::from(exit_codes::USAGE);
+        }
+        return print(&text).map_or_else(
+            |error| {
+                print_error(&error);
+                ExitCode::FAILURE
+            },
+            |()| ExitCode::SUCCESS,
+        );
     }
     let command = env::args_os().nth(1).and_then(|name| cli.find_subcommand(name));
     let command = command.filter(|command| command.get_name() != "help");

@@ -2,9 +2,6 @@
 
 use super::Layout;
 
-/// Least room for a text behind its indentation. With less, lines are as long as they are.
-const TEXT_COLUMNS_MIN: usize = 24;
-
 /// Terminal, file or pipe that a text is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Screen {
@@ -44,24 +41,7 @@ impl Screen {
     #[must_use]
     pub fn hanging(&self, indent: usize, text: &str) -> String {
         let Layout::Columns(columns) = self.layout else { return text.to_owned() };
-        let Some(room) = columns.checked_sub(indent).filter(|room| *room >= TEXT_COLUMNS_MIN) else {
-            return text.to_owned();
-        };
-        let (mut lines, mut length) = (String::new(), 0);
-        for word in text.split(' ') {
-            let width = word.chars().count();
-            if length != 0 && length + 1 + width > room {
-                lines.push('\n');
-                lines.extend(std::iter::repeat_n(' ', indent));
-                length = 0;
-            } else if length != 0 {
-                lines.push(' ');
-                length += 1;
-            }
-            lines.push_str(word);
-            length += width;
-        }
-        lines
+        cproxy_daemon::hanging(columns, indent, text)
     }
 }
 

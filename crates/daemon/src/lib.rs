@@ -1,5 +1,5 @@
 //! Common parts of the agent and the relay as processes: log lines, settings of the allocator, the notification of an
-//! init system, errors of the command line, background tasks, and the server for metrics and health checks.
+//! init system, texts of the command line, background tasks, and the server for metrics and health checks.
 
 mod exposition;
 mod file_changes;
@@ -23,4 +23,4 @@ pub use log::{LogFilter, LogFormat};
 pub use log_output::{log_lines_left_out, write_stderr_line};
 pub use status_server::{StatusListener, StatusRequest, StatusResponse};
 pub use tasks::Tasks;
-pub use usage::usage_error_line;
+pub use usage::{hanging, usage_error_line, wrapped_help};

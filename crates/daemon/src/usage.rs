@@ -1,10 +1,55 @@
-//! Errors of the command line.
+//! Texts of the command line: errors of one line, and help that fits a terminal.
+
+use std::iter::repeat_n;
+
+/// Columns of a line of help.
+const HELP_COLUMNS: usize = 80;
+/// Least room for a text behind its indentation. With less, lines are as long as they are.
+const TEXT_COLUMNS_MIN: usize = 24;
 
 /// An error of clap as one line: its first paragraph, which says what is wrong, without `error: `.
 #[must_use]
 pub fn usage_error_line(error: &str) -> String {
     let lines: Vec<_> = error.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     lines.join(" ").trim_start_matches("error: ").to_owned()
+}
+
+/// Help of clap in lines of at most 80 columns. What follows stands below the text of its line.
+#[must_use]
+pub fn wrapped_help(help: &str) -> String {
+    let wrapped = |line: &str| {
+        let text = line.trim_start();
+        let lead = line.len() - text.len();
+        // Two blanks end the names of a flag.
+        let names = text.find("  ").filter(|_| lead != 0).unwrap_or_default();
+        let behind = text.get(names..).unwrap_or_default().trim_start();
+        let (head, text) = line.split_at(line.len() - behind.len());
+        format!("{head}{}\n", hanging(HELP_COLUMNS, head.chars().count(), text))
+    };
+    help.lines().map(wrapped).collect()
+}
+
+/// Text in lines of so many columns behind an indentation, which the first line has already.
+#[must_use]
+pub fn hanging(columns: usize, indent: usize, text: &str) -> String {
+    let Some(room) = columns.checked_sub(indent).filter(|room| *room >= TEXT_COLUMNS_MIN) else {
+        return text.to_owned();
+    };
+    let (mut lines, mut length) = (String::new(), 0);
+    for word in text.split(' ') {
+        let width = word.chars().count();
+        if length != 0 && length + 1 + width > room {
+            lines.push('\n');
+            lines.extend(repeat_n(' ', indent));
+            length = 0;
+        } else if length != 0 {
+            lines.push(' ');
+            length += 1;
+        }
+        lines.push_str(word);
+        length += width;
+    }
+    lines
 }
 
 #[cfg(test)]
@@ -17,5 +62,18 @@ mod tests {
             "error: invalid value 'a' for '--b <B>'\n  [possible values: c, d]\n\nFor more information, try it\n";
         assert_eq!(usage_error_line(error), "invalid value 'a' for '--b <B>' [possible values: c, d]");
         assert_eq!(usage_error_line(""), "");
+    }
+
+    #[test]
+    fn help_stands_below_the_text_of_its_line() {
+        let words = "word ".repeat(20);
+        let help = format!("Usage: a\n\n  -b, --c <C>  {}\n          {}\n", words.trim_end(), words.trim_end());
+        let wrapped = wrapped_help(&help);
+        let lines: Vec<_> = wrapped.lines().collect();
+        assert_eq!(lines[..2], ["Usage: a", ""]);
+        assert!(lines[2].starts_with("  -b, --c <C>  word ") && lines.iter().all(|line| line.len() <= 80), "{wrapped}");
+        assert!(lines[3].starts_with("               word"), "{wrapped}");
+        assert!(lines[5].starts_with("          word"), "{wrapped}");
+        assert_eq!(wrapped.split_whitespace().count(), help.split_whitespace().count());
     }
 }

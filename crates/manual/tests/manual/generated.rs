@@ -49,7 +49,8 @@ fn every_command_and_flag_has_a_page_and_completions() {
         let page = text(&manual.0.join(format!("man/cproxy-{name}.8")));
         let overview = text(&manual.0.join("man/cproxy.8"));
         assert!(overview.contains(&format!("cproxy\\-{name}(8)")), "{name} is missing in the overview");
-        for flag in command.get_arguments().filter_map(clap::Arg::get_long) {
+        let shown = command.get_arguments().filter(|flag| !flag.is_hide_set());
+        for flag in shown.filter_map(clap::Arg::get_long) {
             let escaped = format!("\\-\\-{}", flag.replace('-', "\\-"));
             assert!(page.contains(&escaped), "--{flag} is missing in the page of {name}");
             // fish has long flags as `-l FLAG`.
