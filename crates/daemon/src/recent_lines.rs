@@ -6,6 +6,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use crate::os_codes::without_os_codes;
+
 /// Bound on the lines that are kept, in bytes: a hundred or two.
 const BYTES_MAX: usize = 16 << 10;
 
@@ -35,7 +37,7 @@ impl RecentLines {
     }
 }
 
-/// Writer to an output and to the last lines.
+/// Writer of whole lines to an output and to the last lines.
 pub(crate) struct Tee<W> {
     output: W,
     recent: RecentLines,
@@ -43,9 +45,10 @@ pub(crate) struct Tee<W> {
 
 impl<W: Write> Write for Tee<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.recent.push(bytes);
+        let line = str::from_utf8(bytes).map(without_os_codes).unwrap_or_default();
+        self.recent.push(line.as_bytes());
         // A line that cannot be written is not kept a second time.
-        self.output.write_all(bytes).map(|()| bytes.len())
+        self.output.write_all(line.as_bytes()).map(|()| bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -66,6 +69,8 @@ mod tests {
         let text = recent.text();
         assert_eq!(text.len(), BYTES_MAX);
         assert!(output.ends_with(text.as_bytes()) && text.ends_with("line 9999\n"));
+        recent.beside(&mut output).write_all(b"a: No such file (os error 2); b\n").unwrap();
+        assert!(output.ends_with(b"a: No such file; b\n") && recent.text().ends_with("a: No such file; b\n"));
         recent.beside(io::sink()).write_all(&[b'x'; BYTES_MAX + 1]).unwrap();
         assert_eq!(recent.text(), "x".repeat(BYTES_MAX));
     }

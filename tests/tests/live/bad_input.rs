@@ -189,12 +189,19 @@ fn an_error_is_one_line_also_where_backtraces_are_wanted() {
 fn output_that_cannot_be_written_is_an_error_that_says_why() {
     let sandbox = Sandbox::for_test();
     let empty = sandbox.manifest_dir().display().to_string();
-    for command in
-        [&["version"][..], &["resolve", "--manifests", &empty], &["resolve", "-o", "json", "--manifests", &empty]]
-    {
-        let script = "exec \"$0\" \"$@\" > /dev/full";
-        let output = under(&sandbox, "sh", &["-c", script], command);
-        assert_fails(&output, 1, &["stdout", "No space left on device"]);
+    for command in [
+        &["version"][..],
+        &["run", "--help"],
+        &["resolve", "--manifests", &empty],
+        &["resolve", "-o", "json", "--manifests", &empty],
+    ] {
+        for (place, reason) in [("/dev/full", "No space left on device"), ("&-", "Bad file descriptor")] {
+            let script = format!("exec \"$0\" \"$@\" >{place}");
+            let output = under(&sandbox, "sh", &["-c", &script], command);
+            assert_fails(&output, 1, &["cannot write to stdout: ", reason]);
+        }
+        let output = under(&sandbox, "sh", &["-c", "\"$0\" \"$@\" | true"], command);
+        assert_eq!((output.code, &*output.stderr), (0, ""), "a reader that has had enough is no error");
     }
 }
 
@@ -506,8 +513,7 @@ fn a_manifest_directory_that_goes_and_comes_back_is_followed() {
             _ => fs::remove_dir_all(dir.parent().unwrap()).unwrap(),
         }
         agent.wait_until(SYNC, "one complaint for each time", |agent| {
-            let count =
-                agent.log().matches("inner: No such file or directory (os error 2); its last content stays").count();
+            let count = agent.log().matches("inner: No such file or directory; its last content stays").count();
             if count > round { Ok(()) } else { Err(count) }
         });
         // `remove_dir_all` removes the file before its directory: an agent that reads between the two has seen it go.

@@ -140,8 +140,7 @@ fn an_address_in_use_is_named_and_nothing_is_attached() {
         [("--metrics-bind-address", METRICS), ("--healthz-bind-address", METRICS), ("--metrics-bind-address", &unix)]
     {
         let output = cproxy(&sandbox, &["run", "--manifests", &manifests, flag, address]);
-        let expected =
-            format!("cproxy: {flag} {address}: Address already in use (os error 98); choose another address");
+        let expected = format!("cproxy: {flag} {address}: Address already in use; choose another address");
         assert_eq!(output.code, 1, "{output:?}");
         assert!(output.stderr.lines().any(|line| line == expected), "{expected:?} is missing in {}", output.stderr);
         let attached = fs::read_dir(sandbox.pin_dir()).into_iter().flatten().flatten();
