@@ -7,7 +7,7 @@ use cproxy_datapath::bpf::{PinDir, PinError};
 
 use super::{
     exit_codes::NOT_ANSWERED,
-    options::{Format, OutputOptions, Places, check_process},
+    options::{Format, OutputOptions, Places, check_process, parse_pid},
     output::{print, print_error, screen},
     usage_error::shorten,
 };
@@ -27,7 +27,7 @@ pub(super) struct ExplainOptions {
     #[arg(value_name = "PORT")]
     port: Option<String>,
     /// Process that would call; default: cproxy itself
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "PID", value_parser = parse_pid)]
     pid: Option<u32>,
     /// Also call the backends, without translation: connect by TCP, send an empty datagram by UDP
     #[arg(long)]

@@ -48,6 +48,8 @@ pub(super) enum SettingsError {
     NoValue(String, String),
     #[error("{0}: the value contains a zero byte")]
     ZeroByte(String),
+    #[error("{0}: comments need their own line: {1:?}")]
+    Comment(String, String),
     #[error("{0}: {1}")]
     InvalidValue(String, String),
     #[error("{0}: {1} has a value that begins with {2:?} and is longer than {3} bytes")]
@@ -159,7 +161,11 @@ fn validate(cli: &Command, settings: Vec<GivenSetting>) -> (Vec<GivenSetting>, O
         let parser = Command::new("").no_binary_name(true).arg(flag.clone().conflicts_with(Resettable::Reset));
         match parser.try_get_matches_from([format!("--{}={}", setting.name, setting.value)]) {
             Ok(_) => Ok(setting),
-            Err(error) => Err(SettingsError::InvalidValue(setting.origin, summary(&error))),
+            Err(error) => {
+                let is_list = flag.get_value_delimiter().is_some() && setting.value.contains(char::is_whitespace);
+                let remedy = if is_list { "; separate several with commas" } else { "" };
+                Err(SettingsError::InvalidValue(setting.origin, summary(&error) + remedy))
+            }
         }
     };
     partition(settings.into_iter().map(check))
@@ -248,10 +254,21 @@ fn parse_file(path: &Path, text: &str) -> (Vec<GivenSetting>, Option<SettingsErr
         let place = format!("{}, line {number}", path.display());
         match line.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
             Some((_, value)) if value.contains('\0') => Err(SettingsError::ZeroByte(place)),
-            Some((name, value)) if !value.is_empty() => Ok(GivenSetting::new(place, name, value)),
+            Some((name, value)) if !value.is_empty() => match unquoted(value) {
+                None if value.split_whitespace().any(|word| word.starts_with('#')) => {
+                    Err(SettingsError::Comment(place, shorten(value)))
+                }
+                inner => Ok(GivenSetting::new(place, name, inner.unwrap_or(value))),
+            },
             _ => Err(SettingsError::NoValue(place, shorten(line))),
         }
     }))
+}
+
+/// Text in the quotes of a value that has them.
+fn unquoted(value: &str) -> Option<&str> {
+    let inner = |quote| value.strip_prefix(quote)?.strip_suffix(quote);
+    inner('"').or_else(|| inner('\'')).filter(|inner| !inner.is_empty())
 }
 
 #[cfg(test)]
@@ -289,6 +306,11 @@ mod tests {
         let (settings, wrong) = file("\u{feff}# comment\r\n\r\napiserver = https://h?a=b\r\n  node-name=n\n");
         assert_eq!(pairs(&settings), [("apiserver", "https://h?a=b"), ("node-name", "n")]);
         assert!(wrong.is_none());
+        let (settings, _) = file("a = \"/b # c\"\nd = 'e'\nf = \"\"\ng = https://h/#i\n");
+        assert_eq!(pairs(&settings), [("a", "/b # c"), ("d", "e"), ("f", "\"\""), ("g", "https://h/#i")]);
+        let (settings, wrong) = file("a = 1 # noisy\nb = 2\n");
+        assert_eq!(pairs(&settings), [("b", "2")]);
+        assert_eq!(wrong.unwrap().to_string(), "f, line 1: comments need their own line: \"1 # noisy\"");
         for text in ["apiserver\na = 1", "a = 1\nnode-name =", "a = 1\n[section]", "a = 1\nb = 1\0"] {
             let (settings, wrong) = file(text);
             assert_eq!(pairs(&settings), [("a", "1")], "the rest counts");
@@ -372,6 +394,9 @@ mod tests {
         assert_eq!(pairs(&valid), [("apiserver", "https://1.2.3.4"), ("for", "web")]);
         let error = error.unwrap().to_string();
         assert!(error.starts_with("f, line 7: invalid value 'hope' for '--balance <METHOD>' [possible"), "{error}");
+        let (_, error) = validate(&command(), vec![setting(("exclude-port", "53 54"))]);
+        let error = error.unwrap().to_string();
+        assert!(error.ends_with(": expected a port from 1 to 65535; separate several with commas"), "{error}");
         let long = "x".repeat(1 << 20);
         for name in ["balance", "kubeconfig"] {
             let error = validate(&command(), vec![setting((name, &long))]).1.unwrap().to_string();

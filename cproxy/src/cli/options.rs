@@ -66,6 +66,12 @@ pub(super) enum Format {
     Json,
 }
 
+pub(super) fn parse_pid(text: &str) -> Result<u32, String> {
+    // Ids are positive (pid_t).
+    let pid = text.parse().ok().filter(|pid| i32::try_from(*pid).is_ok_and(i32::is_positive));
+    pid.ok_or_else(|| "expected a process id, a number from 1".to_owned())
+}
+
 /// Refuses the id of a process that does not exist.
 pub(super) fn check_process(pid: u32) -> Result<(), clap::Error> {
     if std::path::Path::new("/proc").join(pid.to_string()).exists() {

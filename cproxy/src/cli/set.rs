@@ -13,6 +13,7 @@ use crate::{
 
 /// Flags of `cproxy set`.
 #[derive(Args, Debug)]
+#[command(arg_required_else_help = false)]
 pub(super) struct SetOptions {
     #[command(subcommand)]
     setting: Setting,

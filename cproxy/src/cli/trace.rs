@@ -11,7 +11,7 @@ use cproxy_core::{Protocol, ServiceName};
 use cproxy_datapath::bpf::{Features, PinDir, TraceDestination, TraceFilter, TraceVerdict, excluded_cgroup};
 
 use super::{
-    options::{Format, OutputOptions, Places, check_process},
+    options::{Format, OutputOptions, Places, check_process, parse_pid},
     output::{layout, print_error, print_or_end},
     wait::parse_time,
 };
@@ -29,7 +29,7 @@ pub(super) struct TraceOptions {
     #[arg(value_name = "DESTINATION")]
     targets: Vec<Target>,
     /// Only calls of this process
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "PID", value_parser = parse_pid)]
     pid: Option<u32>,
     /// Only calls of processes in or below this cgroup2 directory
     #[arg(long, value_name = "DIR")]
@@ -44,7 +44,7 @@ pub(super) struct TraceOptions {
     #[arg(long, conflicts_with_all = ["targets", "pid", "process_cgroup", "verdict", "protocol", "count"])]
     summary: bool,
     /// End after this many events
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "NUMBER", value_parser = parse_count)]
     count: Option<u64>,
     /// End after this time, such as 30s or 5m
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -99,6 +99,10 @@ impl ProtocolName {
             Self::Udp => Protocol::Udp,
         }
     }
+}
+
+fn parse_count(text: &str) -> Result<u64, String> {
+    text.parse().ok().filter(|&count| count != 0).ok_or_else(|| "expected a number from 1".to_owned())
 }
 
 pub(super) fn run(options: &TraceOptions) -> anyhow::Result<()> {

@@ -3,7 +3,6 @@
 use std::{io::IsTerminal as _, time::Duration};
 
 use clap::{Args, error::ErrorKind};
-use cproxy_core::ServiceName;
 
 use super::{options::parse_service_name, output::print_error};
 use crate::{
@@ -31,8 +30,20 @@ pub(super) fn run(options: WaitOptions) -> anyhow::Result<()> {
         return Ok(());
     }
     let WaitSettings { timeout, services, on_timeout } = options.wait;
-    let timeout = parse_time(&timeout).map_err(|reason| invalid_value("--timeout <TIME>", &timeout, &reason));
-    let services: Vec<_> = services.iter().map(|service| service_name(service)).collect();
+    let origins = &options.switch.origins;
+    let invalid = |name: &str, kind: &str, text: &str, reason: &str| {
+        let place = match origins.of(name) {
+            "flag" => String::new(),
+            "environment" => format!("CPROXY_{}: ", name.to_uppercase()),
+            place => format!("{place}: "),
+        };
+        // In clap's words.
+        format!("{place}invalid value '{text}' for '--{name} <{kind}>': {reason}")
+    };
+    let timeout = parse_time(&timeout).map_err(|reason| invalid("timeout", "TIME", &timeout, &reason));
+    let service_name =
+        |text: &String| parse_service_name(text).map_err(|reason| invalid("for", "NAMESPACE/NAME", text, &reason));
+    let services: Vec<_> = services.iter().map(service_name).collect();
     let service_error = services.iter().find_map(|service| service.clone().err());
     match (timeout.clone().err().or(service_error), on_timeout) {
         (Some(error), OnTimeout::Fail) => return Err(clap::Error::raw(ErrorKind::ValueValidation, error).into()),
@@ -66,15 +77,6 @@ pub(super) fn run(options: WaitOptions) -> anyhow::Result<()> {
             Ok(())
         }
     }
-}
-
-fn service_name(text: &str) -> Result<ServiceName, String> {
-    parse_service_name(text).map_err(|reason| invalid_value("--for <NAMESPACE/NAME>", text, &reason))
-}
-
-/// Error in clap's words.
-fn invalid_value(flag: &str, text: &str, reason: &str) -> String {
-    format!("invalid value '{text}' for '{flag}': {reason}")
 }
 
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {

@@ -17,14 +17,24 @@ pub trait Choice: Copy + PartialEq + Send + Sync + 'static {
 
     /// The value of this name.
     fn of_name(name: &str) -> Option<Self> {
-        Self::CHOICES.iter().find(|(_, other, _)| *other == name).map(|(value, ..)| *value)
+        let is_named = |other: &str| other == name || synonyms(other).contains(&name);
+        Self::CHOICES.iter().find(|(_, other, _)| is_named(other)).map(|(value, ..)| *value)
+    }
+}
+
+/// Other words for a name that says yes or no.
+fn synonyms(name: &str) -> &'static [&'static str] {
+    match name {
+        "true" | "on" => &["true", "on", "yes", "1"],
+        "false" | "off" => &["false", "off", "no", "0"],
+        _ => &[],
     }
 }
 
 /// Parser of a flag whose value is one of a few.
 pub(crate) fn choice<T: Choice>() -> impl TypedValueParser<Value = T> {
     let possible = T::CHOICES.iter().map(|(_, name, help)| {
-        let value = PossibleValue::new(*name);
+        let value = PossibleValue::new(*name).aliases(synonyms(name));
         if help.is_empty() { value } else { value.help(*help) }
     });
     PossibleValuesParser::new(possible).try_map(|name| T::of_name(&name).ok_or("no such value"))
@@ -58,6 +68,10 @@ pub enum OnTimeout {
     Fail,
     /// The caller starts all the same.
     Start,
+}
+
+impl Choice for bool {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[(true, "true", ""), (false, "false", "")];
 }
 
 impl Choice for ServiceCounting {
@@ -103,4 +117,19 @@ impl Choice for ExternalIps {
 impl Choice for Level {
     const CHOICES: &'static [(Self, &'static str, &'static str)] =
         &[(Self::ERROR, "error", ""), (Self::WARN, "warn", ""), (Self::INFO, "info", ""), (Self::DEBUG, "debug", "")];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_and_off_have_other_words() {
+        for words in [["true", "false"], ["on", "off"], ["yes", "no"], ["1", "0"]] {
+            assert_eq!(words.map(bool::of_name), [Some(true), Some(false)]);
+            let counting = [Some(ServiceCounting::On), Some(ServiceCounting::Off)];
+            assert_eq!(words.map(ServiceCounting::of_name), counting);
+        }
+        assert_eq!((bool::of_name("maybe"), ExcludeNetns::of_name("off")), (None, None));
+    }
 }

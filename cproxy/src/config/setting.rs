@@ -92,7 +92,7 @@ macro_rules! displayed {
     })* };
 }
 
-displayed!(bool, u16, u32, String, Address, CanaryAddresses, ListenAddress, ServerAddress, ServiceName);
+displayed!(u16, u32, String, Address, CanaryAddresses, ListenAddress, ServerAddress, ServiceName);
 
 impl Value for PathBuf {
     fn text(&self) -> String {

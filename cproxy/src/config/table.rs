@@ -22,7 +22,8 @@ settings! {
     /// Switch of a machine that has cproxy in its image.
     SwitchSettings {
         /// Whether cproxy does anything on this machine: if not, `run` removes what an earlier start has left, and ends
-        #[arg(value_name = "true|false", default_value = "true", action = ArgAction::Set)]
+        #[arg(value_name = "true|false", default_value = "true", action = ArgAction::Set,
+              value_parser = choice::<bool>())]
         "enabled" enabled: bool, OnRestart, Shown,
             { without: "", example: "",
               effect: "`false` leaves this machine [as one without cproxy](#a-switch-for-each-machine). Also of \
@@ -133,8 +134,7 @@ settings! {
               effect: "[Do not translate](#exclusions) calls of processes in or below these cgroup2 directories; at \
                        most 4, or 3 beside `--exclude-netns others`." };
         /// Do not translate calls of these users; at most 8, separated by commas
-        #[arg(value_name = "UID", num_args = 1.., value_delimiter = ',',
-              value_parser = clap::value_parser!(u32).range(..u32::MAX as i64))]
+        #[arg(value_name = "UID", num_args = 1.., value_delimiter = ',', value_parser = parse_uid)]
         "exclude-uid" exclude_uid: Vec<u32>, OnReload, Shown,
             { without: "none", example: "1337",
               effect: "Do not translate calls of processes of these users; at most 8." };
@@ -273,12 +273,23 @@ fn parse_node_name(text: &str) -> Result<String, String> {
 }
 
 fn parse_ip(text: &str) -> Result<Address, String> {
-    parse_address(text.trim()).ok_or_else(|| "not an IP address".to_owned())
+    parse_address(text.trim()).ok_or_else(|| "not a valid IP address".to_owned())
 }
 
 fn parse_node_ip(text: &str) -> Result<Address, String> {
     let address = parse_ip(text)?;
     if address.is_special() { Err("node ports cannot be served on this address".to_owned()) } else { Ok(address) }
+}
+
+fn parse_uid(text: &str) -> Result<u32, String> {
+    // The last id is that of no user (chown(2)).
+    let uid = text.parse().ok().filter(|&uid| uid != u32::MAX);
+    uid.ok_or_else(|| format!("expected a user id, a number: `id -u {}` prints it", shown_name(text)))
+}
+
+/// The text if it may be a user's name.
+fn shown_name(text: &str) -> &str {
+    if text.starts_with(|first: char| first.is_ascii_alphabetic()) { text } else { "NAME" }
 }
 
 fn parse_port(text: &str) -> Result<u16, String> {

@@ -680,7 +680,7 @@ metadata: {name: here, labels: {topology.kubernetes.io/zone: z1}}
             [
                 "b:  all no the Service has no IPv6 ClusterIP".to_owned(),
                 "c:  all no addressType \"FQDN\" is not used".to_owned(),
-                format!("a: {all} endpoints[0] no \"x\" is no IP address"),
+                format!("a: {all} endpoints[0] no \"x\" is not a valid IP address"),
                 format!("a: {all} endpoints[1] no it has no address"),
                 format!("d: {all} all no the slice has no port \"http\" TCP (it has: \"web\" TCP)"),
             ]

@@ -59,7 +59,7 @@ impl NodeRow {
                 None => findings.item(
                     ("status.addresses", index, ".address"),
                     format_args!("{text:?}"),
-                    " is no IP address; left out",
+                    " is not a valid IP address; left out",
                 ),
             }
         }

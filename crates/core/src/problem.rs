@@ -160,8 +160,8 @@ mod tests {
         let mut findings = Findings::new("Service a/b");
         findings.field("spec.type", "strange");
         for index in 0..13 {
-            findings.item(("spec.externalIPs", index, ""), format_args!("\"x{index}\""), " is no IP address");
-            findings.item(("status.ingress", index, ".ip"), format_args!("\"y{index}\""), " is no IP address");
+            findings.item(("spec.externalIPs", index, ""), format_args!("\"x{index}\""), " is not a valid IP address");
+            findings.item(("status.ingress", index, ".ip"), format_args!("\"y{index}\""), " is not a valid IP address");
         }
         findings.item(("spec.externalIPs", 7, ""), "\"::1\"", " is a loopback address");
         let problems: Vec<_> = findings.into_problems().iter().map(ToString::to_string).collect();
@@ -172,11 +172,11 @@ mod tests {
             [
                 "Service a/b: spec.type: strange".to_owned(),
                 format!(
-                    "Service a/b: spec.externalIPs[0]: \"x0\" is no IP address (likewise {} and 2 more)",
+                    "Service a/b: spec.externalIPs[0]: \"x0\" is not a valid IP address (likewise {} and 2 more)",
                     named("x")
                 ),
                 format!(
-                    "Service a/b: status.ingress[0].ip: \"y0\" is no IP address (likewise {} and 2 more)",
+                    "Service a/b: status.ingress[0].ip: \"y0\" is not a valid IP address (likewise {} and 2 more)",
                     named("y")
                 ),
                 "Service a/b: spec.externalIPs[7]: \"::1\" is a loopback address".to_owned(),

@@ -256,7 +256,7 @@ fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
             Some(_) if field == "spec.clusterIP" => {}
             Some(_) => findings.field(&field, &format!("{text:?} is no {family} address: this address is not served")),
             None if field == "spec.clusterIP" && family == Family::V6 => {}
-            None => findings.field(&field, &format!("{text:?} is no IP address: this address is not served")),
+            None => findings.field(&field, &format!("{text:?} is not a valid IP address: this address is not served")),
         }
     }
     found
@@ -317,7 +317,7 @@ fn extra_ip(
                 ": the Service has no ClusterIP of that family, this address is not served",
             );
         }
-        None => findings.item(item, format_args!("{text:?}"), " is no IP address: this address is not served"),
+        None => findings.item(item, format_args!("{text:?}"), " is not a valid IP address: this address is not served"),
     }
     None
 }

@@ -251,7 +251,7 @@ pub(super) fn parse_endpoint_address(text: &str, family: Family) -> Result<Addre
     match parse_address(text.trim()) {
         Some(address) if address.family() == family => Ok(address),
         Some(_) => Err("is not of the slice's addressType"),
-        None => Err("is no IP address"),
+        None => Err("is not a valid IP address"),
     }
 }
 

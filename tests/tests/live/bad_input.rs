@@ -112,7 +112,7 @@ fn run_args(sandbox: &Sandbox) -> Vec<String> {
 #[test]
 fn wrong_usage_is_one_line_and_exit_code_2() {
     let sandbox = Sandbox::for_test();
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 21] = [
         (&["run", "--manifest", "x"], "--manifest"),
         (&["run", "--kubeconfig"], "--kubeconfig"),
         (&["run", "--kubeconfig", "a", "--manifests", "b"], "cannot be used with"),
@@ -125,13 +125,26 @@ fn wrong_usage_is_one_line_and_exit_code_2() {
         (&["resolve", "--manifests", ".", "--explain", "web"], "default/web"),
         (&["resolve", "--manifests", ".", "--explain", "a/b/c"], "default/web"),
         (&["run", "--node-name", "a,b=c"], "a node's name"),
-        (&["resolve", "--manifests", ".", "--pod-ip", "10.0.0.0/8"], "not an IP address"),
-        (&["resolve", "--manifests", ".", "--node-ip", "node"], "not an IP address"),
+        (&["resolve", "--manifests", ".", "--pod-ip", "10.0.0.0/8"], "not a valid IP address"),
+        (&["resolve", "--manifests", ".", "--node-ip", "node"], "not a valid IP address"),
         (&["resolve", "--manifests", ".", "--node-ip", "127.0.0.1"], "cannot be served on this address"),
         (&["resume"], "resume"),
+        (&["run", "--exclude-uid", "root"], "expected a user id, a number: `id -u root` prints it"),
+        (&["explain", "--pid", "sh", "default/web"], "expected a process id"),
+        (&["trace", "--count", "0"], "expected a number from 1"),
+        (&["get"], "<STATE>"),
+        (&["set"], "log-level"),
     ];
     for (args, needle) in cases {
         assert_fails(&cproxy(&sandbox, args), 2, &[needle]);
+    }
+    for (args, variable, text) in [
+        (&["run"], "CPROXY_LOG_LEVEL", "loud"),
+        (&["run"], "CPROXY_EXCLUDE_UID", "0,root"),
+        (&["wait"], "CPROXY_TIMEOUT", "soon"),
+    ] {
+        let output = cproxy_with_variable(&sandbox, args, (variable, text));
+        assert_fails(&output, 2, &[&format!("cproxy: {variable}: invalid value ")]);
     }
     assert_eq!(cproxy::<&str>(&sandbox, &[]).code, 2);
     assert!(cproxy(&sandbox, &["run", "--help"]).success().stdout.contains("--bootstrap"));
