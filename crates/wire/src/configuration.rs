@@ -234,7 +234,11 @@ impl std::fmt::Display for Configuration {
 /// that only cproxy serves. Behind a local socket, a proxy or relay may have credentials of its own.
 async fn in_cluster(address: Option<&ServerAddress>) -> Result<Config, ClientError> {
     let Some(address) = address else {
-        return Config::incluster_env().map_err(|error| ClientError::NoServiceAccount(first_line(&error)));
+        return Config::incluster_env().map_err(|error| {
+            let needed = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
+            let unset = needed.into_iter().find(|name| std::env::var_os(name).is_none());
+            ClientError::NoServiceAccount(unset.map_or_else(|| first_line(&error), |name| format!("{name} is not set")))
+        });
     };
     let file = |name: &str| format!("{SERVICE_ACCOUNT_DIR}/{name}");
     let is_needed = |path: &String| !address.is_local() || Path::new(path).exists();

@@ -63,7 +63,17 @@ fn message(error: &Error, before: &str) -> String {
     let lines = before.replace("\r\n", "\n").matches(['\n', '\r']).count();
     let line_offset = u64::try_from(lines).unwrap_or_default();
     let message = error.render_with_options(serde_saphyr::render_options! { line_offset: line_offset });
-    message.lines().next().unwrap_or("not YAML").to_owned()
+    let message = message.lines().next().unwrap_or("not YAML");
+    twice(message).unwrap_or_else(|| message.to_owned())
+}
+
+/// Error about a key that occurs twice, which the parser words for programmers. Where objects are not separated, it is
+/// a key of the document.
+fn twice(message: &str) -> Option<String> {
+    let (key, place) = message.strip_prefix("duplicate mapping key: ")?.split_once(", set ")?;
+    let place = place.split_once(" at ")?.1;
+    let remedy = if place.ends_with(" column 1") { "; separate objects with a line ---" } else { "" };
+    Some(format!("{place}: the key {key} occurs twice{remedy}"))
 }
 
 #[cfg(test)]
@@ -83,6 +93,16 @@ mod tests {
         for (before, line) in [("", 1), ("a: 1\n---\n", 3), ("a: 1\r\n...\r\n# b\r\n", 4), ("a: 1\r---\r", 3)] {
             let error = values(&format!("{before}kind: [\n")).unwrap_err();
             assert_eq!(error, format!("unclosed bracket '[' at line {line}, column 7"), "{before:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_occurs_twice_is_named() {
+        for (text, expected) in [
+            ("a: 1\nb: 2\na: 3\n", "line 3, column 1: the key a occurs twice; separate objects with a line ---"),
+            ("a:\n  b: 1\n  b: 2\n", "line 3, column 3: the key b occurs twice"),
+        ] {
+            assert_eq!(values(text).unwrap_err(), expected);
         }
     }
 
