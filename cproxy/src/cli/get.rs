@@ -283,10 +283,13 @@ fn names(options: &GetOptions, silence: &Silence) -> anyhow::Result<Names> {
             Ok(rows.into_iter().collect())
         }
         Err(error) if needs_names(options) => {
-            bail!(
-                "only a running agent knows the names of Services: {}",
-                explain_silence(&options.places.run.run_dir, &error)
-            )
+            let flag = match (&options.service, &options.namespace) {
+                (Some(_), _) => "--service",
+                (None, Some(_)) => "--namespace",
+                (None, None) => "--output name",
+            };
+            let silence = explain_silence(&options.places.run.run_dir, &error);
+            bail!("{flag} needs a running agent, which knows the names of Services: {silence}")
         }
         Err(error) => {
             silence.report(explain_silence(&options.places.run.run_dir, &error));

@@ -335,7 +335,7 @@ fn errno_helper() -> CheckResult {
 /// Current cgroup of the hooks, if `cproxy run` attached them before.
 fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
     match pins.check_installed() {
-        Err(PinError::NotInstalled(_)) => return ok("not installed"),
+        Err(PinError::NotInstalled(_) | PinError::NoBpffs(_)) => return ok("not installed"),
         Err(error) => return missing(error),
         Ok(()) => {}
     }
@@ -396,7 +396,9 @@ impl AgentState {
         match life(run_dir) {
             life @ (Life::Alive | Life::Unknown) => Self::Lives(life),
             life @ Life::Killed => Self::HasEnded(life),
-            Life::None if matches!(pins.check_installed(), Err(PinError::NotInstalled(_))) => Self::NotThere,
+            Life::None if matches!(pins.check_installed(), Err(PinError::NotInstalled(_) | PinError::NoBpffs(_))) => {
+                Self::NotThere
+            }
             life @ Life::None => Self::HasEnded(life),
         }
     }

@@ -10,11 +10,12 @@ use std::{
 use cproxy_core::{Action, ServiceName};
 
 use super::{
-    client::{explain_silence, fetch_gauges, fetch_services},
+    client::{explain_silence, fetch_gauges, fetch_services, fetch_source},
     files::{is_ready, read_line},
     life::{KILLED, Life, life, obstacle},
     protocol::{FAILED, LIMITED, RESPONSE_TIMEOUT, UNUSABLE},
 };
+use crate::report::SourceReport;
 
 /// Interval of the first polls for a file: `cproxy wait` must not delay a boot.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -89,7 +90,8 @@ enum Missing {
     /// The agent that was ready was killed.
     Agent,
     Response(io::Error),
-    Service(ServiceName),
+    /// The Service, and whether the agent serves it.
+    Service(ServiceName, bool),
 }
 
 /// Action of a frontend with endpoints.
@@ -114,11 +116,15 @@ fn first_missing(conditions: &Conditions, left: Duration) -> Result<Option<Missi
         Ok(rows) => rows,
         Err(error) => return Ok(Some(Missing::Response(error))),
     };
-    let is_served = |service: &&ServiceName| {
+    // Without an endpoint: whether there is a frontend.
+    let lacking = |service: &ServiceName| {
         let name = service.to_string();
-        rows.iter().any(|row| row.service.as_ref() == Some(&name) && row.action == FORWARD)
+        let mut frontends = rows.iter().filter(|row| row.service.as_ref() == Some(&name)).peekable();
+        let is_served = frontends.peek().is_some();
+        let has_endpoint = frontends.any(|row| row.action == FORWARD);
+        (!has_endpoint).then(|| Missing::Service(service.clone(), is_served))
     };
-    Ok(conditions.services.iter().find(|service| !is_served(service)).cloned().map(Missing::Service))
+    Ok(conditions.services.iter().find_map(lacking))
 }
 
 impl Missing {
@@ -128,8 +134,9 @@ impl Missing {
             Self::Agent => format!("{KILLED}: start cproxy run"),
             _ if let Some(reason) = failure => format!("the agent has ended: {reason}"),
             Self::Response(error) => explain_silence(run_dir, error),
-            Self::Service(service) => {
-                format!("Service {service} does not exist or has no eligible endpoint (see cproxy get services)")
+            Self::Service(service, is_served) => {
+                let what = if *is_served { "has no eligible endpoint" } else { "does not exist, or is not served" };
+                format!("Service {service} {what}: `cproxy explain {service}` says why")
             }
             Self::Ready => match fetch_gauges(run_dir, LAST_RESPONSE) {
                 Err(error) => explain_silence(run_dir, &error),
@@ -138,7 +145,12 @@ impl Missing {
                      compared its table since the VM was restored; see its log"
                         .to_owned()
                 }
-                Ok(_) => "the agent has received nothing from its source yet; see its log".to_owned(),
+                Ok(_) => match fetch_source(run_dir) {
+                    Ok(SourceReport::ApiServer { failure: Some(failure), .. }) => {
+                        format!("the agent has received nothing from its source yet: {failure}")
+                    }
+                    _ => "the agent has received nothing from its source yet; see its log".to_owned(),
+                },
             },
         }
     }

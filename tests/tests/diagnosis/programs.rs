@@ -124,6 +124,8 @@ fn an_agent_that_is_stopped() {
     let words = [&*format!("process {pid}, is stopped"), &*format!("kill -CONT {pid}")];
     let answer = explain(&world).forwarded().has("degraded", "agent", &words);
     assert!(answer.verdict().contains("unless that has changed: the agent, process"), "{}", answer.verdict());
+    let names = cproxy(&world.sandbox, &["get", "services", "-o", "name"]);
+    assert!(names.code == 1 && words.iter().all(|word| names.stderr.contains(word)), "{names:?}");
     let check = cproxy(&world.sandbox, &["check"]).stdout;
     let hooks = check.lines().find(|line| line.split_whitespace().nth(1) == Some("hooks")).unwrap();
     assert!(words.iter().all(|word| hooks.contains(word)), "{check}");

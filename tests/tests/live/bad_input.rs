@@ -157,9 +157,9 @@ fn a_kubeconfig_that_cannot_be_used_is_named() {
     let sandbox = Sandbox::for_test();
     let file = |name: &str, text: &str| manifest::write_text(sandbox.dir(), name, text).display().to_string();
     let missing = sandbox.dir().join("nowhere").display().to_string();
-    run_fails(&sandbox, &["--kubeconfig", &missing], 1, &[&missing, "No such file"]);
+    run_fails(&sandbox, &["--kubeconfig", &missing], 2, &[&missing, "No such file"]);
     let directory = sandbox.dir().display().to_string();
-    run_fails(&sandbox, &["--kubeconfig", &directory], 1, &[&directory]);
+    run_fails(&sandbox, &["--kubeconfig", &directory], 2, &[&directory]);
     for (name, text, needle) in [
         ("broken", "clusters: [{", "YAML"),
         ("empty", "", "context"),
@@ -240,12 +240,17 @@ fn a_missing_privilege_or_kernel_feature_is_named() {
     assert_fails(&old, 1, &["kernel 2.6.", "too old", "5.13"]);
 
     let no_cgroup = ["--cgroup", "/tmp", "--manifests", &good(&sandbox).display().to_string()].map(str::to_owned);
-    run_fails(&sandbox, &no_cgroup.each_ref().map(String::as_str), 1, &["--cgroup /tmp", "cgroup2"]);
+    run_fails(&sandbox, &no_cgroup.each_ref().map(String::as_str), 2, &["--cgroup /tmp", "cgroup2"]);
 
     let pin_dir = sandbox.dir().join("no-bpffs").display().to_string();
     let manifests = good(&sandbox).display().to_string();
-    run_fails(&sandbox, &["--pin-dir", &pin_dir, "--manifests", &manifests], 1, &[&pin_dir, "bpffs", "mount -t bpf"]);
+    run_fails(&sandbox, &["--pin-dir", &pin_dir, "--manifests", &manifests], 2, &[&pin_dir, "bpffs", "mount -t bpf"]);
     assert!(!Path::new(&pin_dir).exists());
+    for command in [&["get", "services"][..], &["trace"], &["explain", "10.96.0.1:80"]] {
+        let output = cproxy(&sandbox, &[command, &["--pin-dir", &pin_dir]].concat());
+        let text = format!("{}{}", output.stdout, output.stderr);
+        assert!(output.code == 1 && text.contains("not on a bpf filesystem"), "{command:?}: {text}");
+    }
     assert_nothing_attached(&sandbox.pin_dir());
 }
 
@@ -352,6 +357,7 @@ fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() {
     let pin_dir = sandbox.pin_dir().with_file_name("other").display().to_string();
     let beside = cproxy(&sandbox, &["run", "--manifests", &manifests.display().to_string(), "--pin-dir", &pin_dir]);
     assert_fails(&beside, 1, &["--run-dir", "in use by a running cproxy"]);
+    assert!(!Path::new(&pin_dir).exists(), "nothing is left there");
     assert!(agent.is_ready(), "the first is not disturbed");
     assert_fails(&cproxy(&sandbox, &["cleanup"]), 1, &["in use by a running cproxy"]);
     let unprivileged = under(
@@ -372,12 +378,12 @@ fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() {
 fn manifests_that_cannot_be_used_are_named() {
     let sandbox = Sandbox::for_test();
     let missing = sandbox.dir().join("nowhere.yaml").display().to_string();
-    run_fails(&sandbox, &["--manifests", &missing], 1, &[&missing, "No such file"]);
+    run_fails(&sandbox, &["--manifests", &missing], 2, &[&missing, "No such file"]);
     assert_fails(&cproxy(&sandbox, &["resolve", "--manifests", &missing]), 1, &[&missing]);
     let broken = manifest::write_text(sandbox.dir(), "broken.yaml", "kind: [").display().to_string();
     let manifests = good(&sandbox).display().to_string();
     run_fails(&sandbox, &["--manifests", &manifests, "--bootstrap", &broken], 1, &["--bootstrap", &broken]);
-    run_fails(&sandbox, &["--manifests", &manifests, "--bootstrap", &missing], 1, &["--bootstrap", &missing]);
+    run_fails(&sandbox, &["--manifests", &manifests, "--bootstrap", &missing], 2, &["--bootstrap", &missing]);
 
     let resolve = cproxy(&sandbox, &["resolve", "-o", "json", "--manifests", &manifests, &broken]);
     assert_eq!(resolve.code, 1);

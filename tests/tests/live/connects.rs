@@ -412,6 +412,9 @@ fn the_agent_resolves_names_over_untranslated_sockets() {
     let mut agent = Daemon::spawn(&sandbox, "cproxy", Placement::Hooked, script);
     // The search list completes the name; the address has no listener.
     agent.wait_log("127.0.0.77:1: Connection refused", SYNC);
+    let wait = cproxy(&sandbox, &["wait", "--timeout", "0"]);
+    let parts = ["has received nothing from its source yet: ", "127.0.0.77:1: Connection refused"];
+    assert!(wait.code == 1 && parts.iter().all(|part| wait.stderr.contains(part)), "{wait:?}");
 }
 
 #[test]

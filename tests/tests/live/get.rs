@@ -405,7 +405,7 @@ fn rows_are_filtered_by_service_and_namespace_and_named() {
     assert!(output.code == 2 && output.stderr.contains("did you mean get problems?"), "{output:?}");
     world.agent.kill();
     for words in ["services -n prod", "services -o name"] {
-        assert_failed(&get(&world.sandbox, words), &["only a running agent knows the names of Services"]);
+        assert_failed(&get(&world.sandbox, words), &["needs a running agent, which knows the names of Services"]);
     }
     assert_eq!(get(&world.sandbox, "backends -o name").success().stdout.lines().count(), 9);
 }

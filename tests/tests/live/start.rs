@@ -66,8 +66,8 @@ fn wait_ends_when_the_table_is_complete() {
         wait(&sandbox, &["--for", "default/web", "--timeout", "50ms"]),
         (
             1,
-            "cproxy: not ready after 50ms: Service default/web does not exist or has no eligible endpoint \
-             (see cproxy get services)\n"
+            "cproxy: not ready after 50ms: Service default/web has no eligible endpoint: `cproxy explain \
+             default/web` says why\n"
                 .to_owned()
         )
     );
@@ -205,7 +205,7 @@ fn a_machine_where_cproxy_is_disabled_is_as_one_without() {
     // A nearer place switches it on again.
     let enabled = disabled(&["wait", "--enabled", "true", "--timeout", "0"]);
     assert_eq!(enabled.code, 1, "{enabled:?}");
-    let wrong = disabled(&["run", "--enabled", "no"]);
+    let wrong = disabled(&["run", "--enabled", "perhaps"]);
     assert_eq!(wrong.code, 2, "{wrong:?}");
     assert!(wrong.stderr.contains("--enabled") && wrong.stderr.contains("true, false"), "{wrong:?}");
 }

@@ -19,7 +19,7 @@ use crate::owned_dir;
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
 /// Conventional mount point of bpffs; used if it is not mounted.
-const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
+pub(super) const BPFFS_DEFAULT: &str = "/sys/fs/bpf";
 
 /// Mount point of cgroup2 below the run directory, for machines that have no other.
 const CGROUP2_DIR: &str = "cgroup2";

@@ -16,7 +16,7 @@ use cproxy_ebpf::LAYOUT_VERSION;
 use rustix::fs::FlockOperation;
 
 use super::{
-    environment::is_bpffs,
+    environment::{BPFFS_DEFAULT, Environment, is_bpffs},
     handover::{self, Predecessor},
     map_spec::{MapShape, NAMED, RESIZABLE},
     service_counters::SERVICE_COUNTS,
@@ -232,6 +232,10 @@ impl PinDir {
         if Self::map_names().any(|name| !pinned.iter().any(|pin| pin == name)) {
             return Err(match self.other_layouts()?.first() {
                 Some(layout) => PinError::OtherLayout(self.dir.clone(), *layout),
+                // The conventional place gets one when the agent starts.
+                None if !self.dir.starts_with(BPFFS_DEFAULT) && !Environment::is_on_bpffs(&self.dir) => {
+                    PinError::NoBpffs(self.dir.clone())
+                }
                 None => PinError::NotInstalled(self.dir.clone()),
             });
         }
