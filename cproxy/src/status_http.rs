@@ -49,7 +49,8 @@ pub struct StatusHttp {
 pub struct StatusHttpError {
     flag: &'static str,
     address: ListenAddress,
-    error: io::Error,
+    /// The system's error.
+    pub(crate) error: io::Error,
 }
 
 fn advice(error: &io::Error) -> &'static str {

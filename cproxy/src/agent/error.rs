@@ -72,6 +72,21 @@ pub enum AgentError {
 }
 
 impl AgentError {
+    /// Whether a setting names something that does not exist, or is of another kind.
+    #[must_use]
+    pub fn is_of_setting(&self) -> bool {
+        match self {
+            Self::Environment(EnvironmentError::NotCgroup2(_) | EnvironmentError::NotBpffs(_))
+            | Self::Exclude(CgroupError::NotCgroup2(_)) => true,
+            Self::Manifests(ManifestError::Io(_, error)) | Self::Exclude(CgroupError::Io(_, error)) => {
+                is_absence(error)
+            }
+            Self::StatusHttp(StatusHttpError { error, .. }) => is_absence(error),
+            Self::Client(ClientError::Kubeconfig(path, _)) | Self::Bootstrap(path, _) => !path.is_file(),
+            _ => false,
+        }
+    }
+
     /// Whether another attempt on this machine may succeed.
     pub(super) fn failure(&self) -> Failure {
         match self {
@@ -81,4 +96,9 @@ impl AgentError {
             _ => Failure::Transient,
         }
     }
+}
+
+fn is_absence(error: &io::Error) -> bool {
+    use io::ErrorKind::{AddrNotAvailable, NotADirectory, NotFound};
+    matches!(error.kind(), AddrNotAvailable | NotADirectory | NotFound)
 }

@@ -1,6 +1,6 @@
 //! Exit codes: a contract with scripts and supervisors.
 
-/// Wrong usage.
+/// A value that is wrong by itself.
 pub(super) const USAGE: u8 = 2;
 /// A question cannot be answered.
 pub(super) const NOT_ANSWERED: u8 = 4;
@@ -20,7 +20,14 @@ pub const EXIT_CODES: [(&[u8], &str); 6] = [
          follow the API server of its settings; for `resolve`: a file cannot be read, or `--explain` names a Service \
          that is not served",
     ),
-    (&[USAGE], "wrong usage or an invalid setting"),
+    (
+        &[USAGE],
+        "a value that is wrong by itself: wrong usage, an invalid setting, or, for `run`, one that names something \
+         that does not exist or is of another kind: `--manifests`, `--kubeconfig`, `--bootstrap`, `--cgroup`, \
+         `--exclude-cgroup`, `--pin-dir` or an address to listen on. A value that does not fit this machine otherwise, \
+         such as an address in use, is a failure (1). A supervisor is to start `run` again after both: the file, mount \
+         or address may come later",
+    ),
     (
         &[DISABLED],
         "from `run`: cproxy is disabled on this machine (`enabled = false`); a supervisor is not to start it again",

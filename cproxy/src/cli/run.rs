@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{FromArgMatches as _, error::ErrorKind};
 use cproxy_daemon::{LogFilter, memory, notify};
 
-use super::{cleanup, exit_codes, machine_settings::unknown_variables, usage_error::summary};
+use super::{cleanup, exit_codes, machine_settings::unknown_variables, output::print_error, usage_error::summary};
 use crate::{agent, config::Config, report::one_line};
 
 /// Returns [`exit_codes::DISABLED`] where cproxy is disabled.
@@ -21,8 +21,13 @@ pub(super) fn run(config: Config) -> anyhow::Result<ExitCode> {
     }
     tracing::info!(name: "started", "cproxy {}: {config}", env!("CARGO_PKG_VERSION"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(agent::run(config, log, reread))?;
-    Ok(ExitCode::SUCCESS)
+    match runtime.block_on(agent::run(config, log, reread)) {
+        Err(error) if error.is_of_setting() => {
+            print_error(&error);
+            Ok(ExitCode::from(exit_codes::USAGE))
+        }
+        ended => Ok(ended.map(|()| ExitCode::SUCCESS)?),
+    }
 }
 
 /// Leaves the machine as one without cproxy.

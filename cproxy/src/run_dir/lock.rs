@@ -67,15 +67,18 @@ fn open(dir: &OwnedFd, create: OFlags) -> io::Result<OwnedFd> {
     })
 }
 
+/// Error about a directory that an agent has.
+pub(super) fn in_use() -> io::Error {
+    io::Error::other("in use by a running cproxy; stop that first, or pass another directory")
+}
+
 fn foreign() -> io::Error {
     io::Error::other(format!("its file `{LOCK}` is not this user's alone; remove that file"))
 }
 
 fn locked(file: OwnedFd) -> io::Result<OwnedFd> {
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => {
-            Err(io::Error::other("in use by a running cproxy; stop that first, or pass another directory"))
-        }
+        Err(Errno::WOULDBLOCK) => Err(in_use()),
         // A kernel without file locks (CONFIG_FILE_LOCKING) cannot keep two agents apart.
         Err(Errno::NOSYS) => Ok(file),
         result => Ok(result.map(|()| file)?),

@@ -49,6 +49,14 @@ impl RunDir {
         claim().map_err(|error| RunDirError(path.to_owned(), error))
     }
 
+    /// Fails if another agent has the directory. Changes nothing.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn check_unused(path: &Path) -> Result<(), RunDirError> {
+        if lock::is_held(path) { Err(RunDirError(path.to_owned(), lock::in_use())) } else { Ok(()) }
+    }
+
     /// Creates the socket for requests.
     ///
     /// # Errors

@@ -141,8 +141,8 @@ fn wrong_exclusions_are_named_before_anything_is_attached() {
     let manifests = sandbox.manifest_dir().display().to_string();
     let many = ["7"; 9].join(",");
     for (flag, value, code, needle) in [
-        ("--exclude-cgroup", "/nowhere", 1, "--exclude-cgroup /nowhere: No such file"),
-        ("--exclude-cgroup", "/proc", 1, "--exclude-cgroup /proc: not a cgroup2 directory"),
+        ("--exclude-cgroup", "/nowhere", 2, "--exclude-cgroup /nowhere: No such file"),
+        ("--exclude-cgroup", "/proc", 2, "--exclude-cgroup /proc: not a cgroup2 directory"),
         ("--exclude-port", "0", 2, "--exclude-port"),
         ("--exclude-uid", "4294967295", 2, "--exclude-uid"),
         ("--exclude-uid", &many, 2, "--exclude-uid: 9 values; at most 8"),

@@ -126,6 +126,8 @@ fn a_port_that_takes_a_right_which_the_agent_has_given_up_is_named() {
     assert_eq!(output.code, 1, "{output:?}");
     assert!(output.stderr.contains("--metrics-bind-address 127.0.0.1:80: Permission denied"), "{output:?}");
     assert!(output.stderr.contains("; choose a port from 1024"), "{output:?}");
+    let output = cproxy(&sandbox, &["run", "--manifests", &manifests, "--metrics-bind-address", "192.0.2.99:8080"]);
+    assert_eq!(output.code, 2, "the address is not this machine's: {output:?}");
 }
 
 #[test]

@@ -57,6 +57,10 @@ impl Checked {
         check_canary(&config)?;
         let input = Input::read(&config).await?;
         let (cgroup, pin_dir, run_dir) = (config.cgroup.cgroup.as_deref(), &config.pins.pin_dir, &config.run.run_dir);
+        if PinDir::new(pin_dir).check_installed().is_err() {
+            // Nothing is made there for an agent that cannot start.
+            RunDir::check_unused(run_dir)?;
+        }
         let environment = Environment::prepare(cgroup, pin_dir, run_dir)?;
         let lock = PinDir::new(&environment.pin_dir).lock()?;
         let run_dir = RunDir::claim(run_dir)?;
