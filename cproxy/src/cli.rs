@@ -83,7 +83,7 @@ enum Command {
     /// Replace cproxy by another program, with default handling of SIGINT and SIGQUIT
     Exec(exec::ExecOptions),
     /// Print the versions of cproxy and its table layout
-    Version,
+    Version(options::OutputOptions),
     /// Load, attach and pin the programs; `run` does this in a child process
     #[command(hide = true)]
     Install(install::InstallOptions),
@@ -197,7 +197,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bugreport(options) => bugreport::run(&options)?,
         Command::Reseed(options) => reseed::run(&options)?,
         Command::Cleanup(options) => cleanup::run(&options)?,
-        Command::Version => version::run()?,
+        Command::Version(options) => version::run(&options)?,
         Command::Exec(options) => return Ok(exec::run(&options)),
         Command::Install(options) => return Ok(install::run(&options)),
         Command::Canary(options) => canary::run(&options)?,

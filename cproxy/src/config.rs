@@ -193,7 +193,7 @@ impl fmt::Display for Config {
         let is_of_source = |name: &str| SourceSettings::SETTINGS.iter().any(|setting| setting.name == name);
         let rows = self.rows().into_iter().filter(|row| !is_of_source(&row.name));
         for row in rows.filter(|row| self.switch.origins.has(&row.name)) {
-            write!(f, "; {} {}", row.name, row.value)?;
+            write!(f, "; {} {}", row.name, row.value.unwrap_or_default())?;
         }
         Ok(())
     }

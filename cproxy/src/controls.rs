@@ -45,7 +45,7 @@ impl Controls {
     pub fn set_log_level(&self, level: Level) {
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(row) = settings.iter_mut().find(|row| row.name == "log-level") {
-            (row.value, row.origin) = (level.as_str().to_lowercase(), BY_COMMAND.to_owned());
+            (row.value, row.origin) = (Some(level.as_str().to_lowercase()), BY_COMMAND.to_owned());
         }
         drop(settings);
         let name = level.as_str().to_lowercase();

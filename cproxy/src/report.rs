@@ -23,7 +23,7 @@ mod trace;
 pub use address::BackendAddress;
 pub use backends::{BackendFrontend, BackendRow, backend_rows};
 pub use counters::{counters_json, counters_text};
-pub use explanations::{EndpointRow, explanations_json, explanations_text};
+pub use explanations::{EndpointRow, Explained, explanations_text};
 pub use filter::ServiceFilter;
 pub use frontends::{CountedRow, FrontendRow, frontend_names_json, write_frontends_json};
 pub use health::{CanaryReport, HealthReport};

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     config::{NodeNameSettings, NodeSettings},
     manifests::{Files, ParseOptions, WholeObject},
-    report::{EndpointRow, FrontendRow, explanations_json, explanations_text},
+    report::{EndpointRow, Explained, FrontendRow, explanations_text},
 };
 
 /// Flags of `cproxy resolve`.
@@ -144,7 +144,10 @@ fn explain(
     let rows = table.rows();
     let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(FrontendRow::from).collect();
     match output {
-        Format::Json => print(&format!("{}\n", explanations_json(&rows, &endpoints)?)),
+        Format::Json => {
+            let explained = Explained { frontends: &rows, endpoints: &endpoints };
+            print(&format!("{}\n", serde_json::to_string_pretty(&explained)?))
+        }
         Format::Table => {
             print_rows(rows.into_iter(), output)?;
             print(&format!("\n{}", explanations_text(name, &endpoints)))

@@ -6,18 +6,8 @@ use crate::{
     config::SettingRow,
     diagnose::explain::Answer,
     diagnose::{check::Requirement, status::StatusRow},
-    report::{BackendRow, EndpointRow, FrontendRow, ProblemRow, SocketRow, SummaryRow, TraceRow},
+    report::{BackendRow, Explained, FrontendRow, ProblemRow, SocketRow, SummaryRow, TraceRow},
 };
-
-/// A Service's frontends, and why endpoints are used or not.
-#[derive(schemars::JsonSchema)]
-#[expect(dead_code, reason = "only its schema is used")]
-struct Explained {
-    /// As `cproxy resolve` prints them.
-    frontends: Vec<FrontendRow>,
-    /// Use of each endpoint.
-    endpoints: Vec<EndpointRow>,
-}
 
 /// Commands with their output.
 #[must_use]
@@ -30,7 +20,7 @@ pub fn schemas() -> [(&'static str, Schema); 12] {
         ("cproxy get problems -o json", schema_for!(Vec<ProblemRow>)),
         ("cproxy status -o json", schema_for!(StatusRow)),
         ("cproxy resolve -o json", schema_for!(Vec<FrontendRow>)),
-        ("cproxy resolve --explain NAME -o json", schema_for!(Explained)),
+        ("cproxy resolve --explain NAME -o json", schema_for!(Explained<'_>)),
         ("cproxy explain NAME -o json", schema_for!(Answer<'_>)),
         ("cproxy check -o json", schema_for!(Vec<Requirement>)),
         ("cproxy trace -o json", schema_for!(TraceRow)),

@@ -1,7 +1,16 @@
 //! `cproxy version`
 
-use super::output::print;
+use cproxy_datapath::LAYOUT_VERSION;
 
-pub(super) fn run() -> anyhow::Result<()> {
-    print(&format!("cproxy {} (table layout {})\n", env!("CARGO_PKG_VERSION"), cproxy_datapath::LAYOUT_VERSION))
+use super::{
+    options::{Format, OutputOptions},
+    output::print,
+};
+
+pub(super) fn run(options: &OutputOptions) -> anyhow::Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    print(&match options.output {
+        Format::Table => format!("cproxy {version} (table layout {LAYOUT_VERSION})\n"),
+        Format::Json => format!("{{\"version\": \"{version}\", \"table_layout\": {LAYOUT_VERSION}}}\n"),
+    })
 }

@@ -205,13 +205,13 @@ mod tests {
             let row = rows.iter().find(|row| row.name == name).unwrap();
             (row.value.clone(), row.origin.clone())
         };
-        let kept = ("/sys/fs/bpf/cproxy".to_owned(), "flag".to_owned());
+        let kept = (Some("/sys/fs/bpf/cproxy".to_owned()), "flag".to_owned());
         assert_eq!(row("pin-dir"), kept, "it counts at the next start");
-        assert_eq!(row("balance"), ("round-robin".to_owned(), "/etc/f, line 3".to_owned()));
+        assert_eq!(row("balance"), (Some("round-robin".to_owned()), "/etc/f, line 3".to_owned()));
         before.switch.origins = origins(&[("pin-dir", "/etc/f, line 3")]);
         let again = before.replaced_by(new.clone()).0.replaced_by(new).0;
         assert_eq!(again.switch.origins.of("pin-dir"), "/etc/f, line 3 at the start");
-        assert_eq!(row("run-dir"), ("/run/cproxy".to_owned(), "default".to_owned()));
+        assert_eq!(row("run-dir"), (Some("/run/cproxy".to_owned()), "default".to_owned()));
         let of_run = SETTINGS.iter().map(|group| group.settings.len()).sum::<usize>() - WaitSettings::SETTINGS.len();
         assert_eq!(rows.len(), of_run - 1, "all but that of the other kind of source");
         assert_eq!(

@@ -13,8 +13,8 @@ const SECRET: &str = "(secret)";
 pub struct SettingRow {
     /// Name of the flag, without its dashes.
     pub name: String,
-    /// Value; empty if there is none.
-    pub value: String,
+    /// Value; `None` if there is none.
+    pub value: Option<String>,
     /// Place that it comes from: `flag`, `environment`, a kernel parameter, a line of a file, or `default`.
     pub origin: String,
 }
@@ -25,7 +25,7 @@ impl Config {
     pub fn rows(&self) -> Vec<SettingRow> {
         let row = |(setting, value): (&Setting, String)| {
             let (name, origin) = (setting.name.to_owned(), self.switch.origins.of(setting.name).to_owned());
-            SettingRow { name, value: setting.shown(value), origin }
+            SettingRow { name, value: Some(setting.shown(value)).filter(|value| !value.is_empty()), origin }
         };
         self.values().map(row).collect()
     }

@@ -44,12 +44,14 @@ impl From<&Explanation> for EndpointRow {
     }
 }
 
-/// A Service's frontends, and why endpoints are used or not, as a JSON object.
-///
-/// # Errors
-/// Never for these types.
-pub fn explanations_json(frontends: &[FrontendRow], endpoints: &[EndpointRow]) -> serde_json::Result<String> {
-    serde_json::to_string_pretty(&serde_json::json!({"frontends": frontends, "endpoints": endpoints}))
+/// A Service's frontends, and why endpoints are used or not.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Explained<'a> {
+    /// As `cproxy resolve` prints them.
+    pub frontends: &'a [FrontendRow],
+    /// Use of each endpoint.
+    pub endpoints: &'a [EndpointRow],
 }
 
 /// Why endpoints are used or not, as aligned columns.
@@ -80,7 +82,7 @@ pub(crate) fn endpoints_text(endpoints: &[EndpointRow]) -> String {
         let port = row.protocol.as_ref().map_or_else(String::new, |protocol| {
             format!("{}/{protocol}", or_dash(row.port_name.as_deref().unwrap_or_default()))
         });
-        let slice = row.slice.as_deref().map_or("", |slice| slice.split_once('/').map_or(slice, |(_, name)| name));
+        let slice = row.slice.as_deref().unwrap_or_default();
         [&*port, &row.sources.join(","), &row.endpoint, slice, &row.used, &row.reason].map(or_dash)
     };
     align_columns(&std::iter::once(header).chain(endpoints.iter().map(line)).collect::<Vec<_>>())

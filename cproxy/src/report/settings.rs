@@ -13,6 +13,6 @@ impl TableRow for SettingRow {
     }
 
     fn cells(&self) -> Vec<Cell> {
-        [&self.name, &self.value, &self.origin].map(|cell| Cell::or_dash(Some(cell))).into()
+        [Some(&*self.name), self.value.as_deref(), Some(&self.origin)].map(Cell::or_dash).into()
     }
 }

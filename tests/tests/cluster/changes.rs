@@ -75,6 +75,7 @@ fn assert_names(sandbox: &Sandbox) {
         "service": "default/web", "port_name": "dns", "protocol": "UDP", "address": VIP_V6, "port": 80,
         "source": "ClusterIP", "action": "forward", "session_affinity_seconds": null,
         "backends": [{"address": "fd00:10:244::1", "port": 5353}],
+        "connections": null, "refused": null, "dropped": null,
     });
     assert_eq!(row, Some(&expected));
 }

@@ -410,7 +410,9 @@ fn explain_names_why_a_service_is_not_in_the_table() {
     ] {
         assert_fails(&explain(name), 1, &[name, reason]);
     }
-    let explained = explain("default/web").json();
+    let explained = explain("default/web");
+    assert!(explained.stdout.find("frontends") < explained.stdout.find("endpoints"), "keys are in the declared order");
+    let explained = explained.json();
     let used = explained["endpoints"].as_array().unwrap().iter().map(|line| line["used"].as_str().unwrap());
     let used: Vec<_> = used.collect();
     assert_eq!(explained["frontends"].as_array().unwrap().len(), 1);

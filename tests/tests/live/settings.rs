@@ -344,6 +344,7 @@ fn each_setting_is_shown_with_its_origin_and_the_level_of_the_log_can_be_set() {
             return None;
         };
         let row = rows.into_iter().find(|row| row["name"] == name)?;
+        assert_ne!(row["value"], "", "what has no value is null");
         Some((row["value"].as_str()?.to_owned(), row["origin"].as_str()?.to_owned()))
     };
     let expect = |name: &str, value: &str, origin: &str| {
@@ -354,6 +355,7 @@ fn each_setting_is_shown_with_its_origin_and_the_level_of_the_log_can_be_set() {
     expect("node-name", "here", &format!("{}, line 2", file.display()));
     expect("exclude-port", "53,54", &format!("{}, line 4", file.display()));
     expect("terminate-sockets", "udp", "default");
+    assert_eq!(row("tls-server-name").or_else(|| row("bootstrap")), None, "it has no value");
     let text = cproxy(&sandbox, &["get", "config"]).success().stdout;
     assert!(text.starts_with("SETTING ") && text.contains("node-name"), "{text}");
 
