@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     address::ListenAddress,
+    cli::print,
     config::{Authentication, Config},
     guest_sockets::Found,
     listener,
@@ -42,11 +43,16 @@ struct Requirement {
 pub(crate) async fn run(config: &Config, format: Format) -> Result<()> {
     let requirements = requirements(config).await;
     match format {
-        Format::Table => print!("{}", table(&requirements)),
-        Format::Json => println!("{}", serde_json::to_string_pretty(&json(&requirements))?),
+        Format::Table => print(&table(&requirements))?,
+        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&json(&requirements))?))?,
     }
     let missing: Vec<_> = requirements.iter().filter(|one| one.result.is_err()).map(|one| one.name.as_str()).collect();
-    if missing.is_empty() { Ok(()) } else { bail!("cannot run with these settings: {}", missing.join(", ")) }
+    let verb = if missing.len() == 1 { "is" } else { "are" };
+    let (count, all) = (missing.len(), requirements.len());
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!("cannot run: {count} of {all} checks {verb} missing ({})", missing.join(", "))
 }
 
 async fn requirements(config: &Config) -> Vec<Requirement> {

@@ -1,9 +1,22 @@
 //! The command line: a contract that scripts and manifests rely on.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    env,
+    net::SocketAddr,
+    ops::RangeInclusive,
+    path::PathBuf,
+    process::{ExitCode, exit},
+    time::Duration,
+};
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
-use cproxy_daemon::{LogFilter, LogFormat, memory, usage_error_line};
+use clap::{
+    Args, CommandFactory as _, Parser, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser as _},
+    error::ErrorKind,
+};
+use cproxy_daemon::{
+    LogFilter, LogFormat, memory, usage_error_line, variable_prefix, without_os_codes, wrapped_help, write_stdout,
+};
 use tracing::Level;
 
 use crate::{
@@ -15,6 +28,8 @@ use crate::{
 
 /// Exit code of wrong usage.
 const EXIT_USAGE: i32 = 2;
+/// Levels of the log, as the agent has them.
+const LEVELS: [&str; 4] = ["error", "warn", "info", "debug"];
 
 /// Serves Services, EndpointSlices and Nodes of an API server to many cproxy agents.
 #[derive(Debug, Parser)]
@@ -88,21 +103,24 @@ struct RunOptions {
     #[command(flatten)]
     settings: Settings,
     /// Bytes of the history of changes, which is at most 15 minutes long
-    #[arg(long, env = "CPROXY_RELAY_HISTORY_BYTES", hide_env = true, value_name = "BYTES", default_value_t = 64 << 20)]
+    #[arg(long, env = "CPROXY_RELAY_HISTORY_BYTES", hide_env = true, value_name = "BYTES", default_value_t = 64 << 20,
+          value_parser = parse_bytes)]
     history_bytes: usize,
     /// Connections of clients; more get 429
     #[arg(long, env = "CPROXY_RELAY_MAX_CONNECTIONS", hide_env = true, value_name = "COUNT", default_value_t = 20_000,
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+          value_parser = parse_connections)]
     max_connections: u32,
     /// Address for /metrics and health checks over plain HTTP; default: off
-    #[arg(long, env = "CPROXY_RELAY_METRICS_BIND_ADDRESS", hide_env = true, value_name = "HOST:PORT")]
+    #[arg(long, env = "CPROXY_RELAY_METRICS_BIND_ADDRESS", hide_env = true, value_name = "IP:PORT",
+          value_parser = parse_address)]
     metrics_bind_address: Option<SocketAddr>,
     /// Seconds over which clients are moved to other replicas before the relay stops
     #[arg(long, env = "CPROXY_RELAY_DRAIN_SECONDS", hide_env = true, value_name = "SECONDS", default_value_t = 20,
-          value_parser = clap::value_parser!(u32).range(0..=3600))]
+          value_parser = parse_seconds)]
     drain_seconds: u32,
     /// Least severe level to log
-    #[arg(long, env = "CPROXY_RELAY_LOG_LEVEL", hide_env = true, value_name = "LEVEL", default_value = "info")]
+    #[arg(long, env = "CPROXY_RELAY_LOG_LEVEL", hide_env = true, value_name = "LEVEL", default_value = "info",
+          value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<Level>()))]
     log_level: Level,
     /// Format of log lines
     #[arg(long, env = "CPROXY_RELAY_LOG_FORMAT", hide_env = true, value_name = "FORMAT", default_value = "text")]
@@ -152,30 +170,74 @@ impl RunOptions {
     }
 }
 
+fn parse_bytes(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected a number of bytes".to_owned())
+}
+
+fn parse_connections(text: &str) -> Result<u32, String> {
+    parse_number(text, 1..=1_000_000)
+}
+
+fn parse_seconds(text: &str) -> Result<u32, String> {
+    parse_number(text, 0..=3600)
+}
+
+fn parse_number(text: &str, range: RangeInclusive<u32>) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("expected a number from {} to {}", range.start(), range.end()))
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected IP:PORT, such as 0.0.0.0:9090 or [::]:9090".to_owned())
+}
+
 /// Runs the command of the process's arguments.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::try_parse().unwrap_or_else(|error| match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            error.exit()
-        }
-        _ => usage_error(&format!("{} (see cproxy-relay --help)", usage_error_line(&error.to_string()))),
-    });
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return report_usage(&error),
+    };
     match cli.command {
         Command::Run(options) => run_relay(&options),
         Command::Check(options) => {
             finish(block_on(check::run(&config_or_exit(options.settings.config()), options.output)))
         }
-        Command::Version => {
-            println!("cproxy-relay {}", env!("CARGO_PKG_VERSION"));
-            ExitCode::SUCCESS
+        Command::Version => finish(print(concat!("cproxy-relay ", env!("CARGO_PKG_VERSION"), "\n"))),
+    }
+}
+
+/// Prints help where it is due, and otherwise one line.
+fn report_usage(error: &clap::Error) -> ExitCode {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    let text = error.to_string();
+    match error.kind() {
+        DisplayHelp | DisplayVersion => finish(print(&wrapped_help(&text))),
+        DisplayHelpOnMissingArgumentOrSubcommand => {
+            eprint!("{}", wrapped_help(&text));
+            exit(EXIT_USAGE)
+        }
+        _ => {
+            let cli = Cli::command();
+            let command = env::args_os().nth(1).and_then(|name| cli.find_subcommand(name));
+            let name = command.map_or_else(String::new, |command| format!("{} ", command.get_name()));
+            let (variable, line) = (variable_prefix(error, &cli), usage_error_line(&text));
+            usage_error(&format!("{variable}{line} (see cproxy-relay {name}--help)"))
         }
     }
 }
 
+/// Prints to stdout; a reader that has had enough is no error.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    Ok(write_stdout(|stdout| stdout.write_all(without_os_codes(text).as_bytes())).map(drop)?)
+}
+
 fn run_relay(options: &RunOptions) -> ExitCode {
     if options.settings.listen.is_empty() {
-        usage_error("no --listen: pass at least one address, such as 0.0.0.0:6443 or unix:///run/cproxy-relay.sock");
+        usage_error(
+            "no --listen: pass at least one address, such as unix:///run/cproxy-relay.sock, or 0.0.0.0:6443 with \
+             --tls-cert-file and --tls-private-key-file",
+        );
     }
     let config = config_or_exit(options.config());
     drop(LogFilter::start(options.log_level, options.log_format));
@@ -193,7 +255,7 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            print_error(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -206,6 +268,27 @@ fn config_or_exit(config: Result<Config, ConfigError>) -> Config {
 
 /// Ends the process with exit code 2 and one line.
 fn usage_error(message: &str) -> ! {
-    eprintln!("error: {message}");
-    std::process::exit(EXIT_USAGE)
+    print_error(message);
+    exit(EXIT_USAGE)
+}
+
+fn print_error(message: &str) {
+    eprintln!("cproxy-relay: {}", without_os_codes(message));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_has_eighty_columns() {
+        for command in [&[][..], &["run"], &["check"], &["version"]] {
+            for flag in ["-h", "--help"] {
+                let arguments = [&["cproxy-relay"], command, &[flag]].concat();
+                let help = wrapped_help(&Cli::try_parse_from(&arguments).unwrap_err().to_string());
+                let long = help.lines().find(|line| line.chars().count() > 80);
+                assert!(help.contains("Usage: ") && long.is_none(), "{arguments:?}: {long:?}");
+            }
+        }
+    }
 }

@@ -6,7 +6,7 @@ use clap::{
     ValueEnum as _,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use cproxy_daemon::{usage_error_line, wrapped_help};
+use cproxy_daemon::{usage_error_line, variable_prefix, wrapped_help};
 
 use super::{
     exit_codes,
@@ -42,8 +42,7 @@ pub(super) fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode
     let command = env::args_os().nth(1).and_then(|name| cli.find_subcommand(name));
     let command = command.filter(|command| command.get_name() != "help");
     let name = command.map_or_else(String::new, |command| format!("{} ", command.get_name()));
-    let variable = variable_of(error, cli).map_or_else(String::new, |variable| format!("{variable}: "));
-    let message = format!("{variable}{} (see cproxy {name}--help)", summary(error));
+    let message = format!("{}{} (see cproxy {name}--help)", variable_prefix(error, cli), summary(error));
     print_error(&message);
     if let Some(run) = command.filter(|command| command.get_name() == "run") {
         record_failure(&run_dir(run, env::args_os().skip(2)), Failure::Transient, &one_line(&message));
@@ -59,22 +58,6 @@ pub(super) fn summary(error: &clap::Error) -> String {
         text = text.replace(value, &shorten(value));
     }
     format!("{}{}", usage_error_line(&text), similar(error))
-}
-
-/// Variable that an invalid value comes from: no argument has it.
-fn variable_of(error: &clap::Error, cli: &clap::Command) -> Option<String> {
-    let (ContextValue::String(flag), ContextValue::String(value)) =
-        (error.get(ContextKind::InvalidArg)?, error.get(ContextKind::InvalidValue)?)
-    else {
-        return None;
-    };
-    let mut arguments = env::args_os().skip(1);
-    let command = cli.find_subcommand(arguments.next()?)?;
-    let flag = command.get_arguments().find(|argument| argument.to_string() == *flag)?;
-    let name = flag.get_env()?;
-    let has = |text: &OsString| text.to_string_lossy().contains(&**value);
-    let is_of_variable = env::var_os(name).is_some_and(|text| has(&text)) && !arguments.any(|text| has(&text));
-    is_of_variable.then(|| name.to_string_lossy().into_owned())
 }
 
 /// A name like the one that was mistyped.

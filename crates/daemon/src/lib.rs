@@ -27,4 +27,4 @@ pub use os_codes::without_os_codes;
 pub use status_server::{StatusListener, StatusRequest, StatusResponse};
 pub use stdout::write_stdout;
 pub use tasks::Tasks;
-pub use usage::{hanging, usage_error_line, wrapped_help};
+pub use usage::{hanging, usage_error_line, variable_prefix, wrapped_help};

@@ -1,6 +1,8 @@
 //! Texts of the command line: errors of one line, and help that fits a terminal.
 
-use std::iter::repeat_n;
+use std::{env, ffi::OsString, iter::repeat_n};
+
+use clap::error::{ContextKind, ContextValue};
 
 /// Columns of a line of help.
 const HELP_COLUMNS: usize = 80;
@@ -12,6 +14,27 @@ const TEXT_COLUMNS_MIN: usize = 24;
 pub fn usage_error_line(error: &str) -> String {
     let lines: Vec<_> = error.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     lines.join(" ").trim_start_matches("error: ").to_owned()
+}
+
+/// Variable that an invalid value comes from, since no argument has it: `NAME: `. Otherwise empty.
+#[must_use]
+pub fn variable_prefix(error: &clap::Error, cli: &clap::Command) -> String {
+    let name = || {
+        let (ContextValue::String(flag), ContextValue::String(value)) =
+            (error.get(ContextKind::InvalidArg)?, error.get(ContextKind::InvalidValue)?)
+        else {
+            return None;
+        };
+        let mut arguments = env::args_os().skip(1);
+        let command = cli.find_subcommand(arguments.next()?)?;
+        // As `--exclude-port <PORT>...`.
+        let long = flag.strip_prefix("--")?.split([' ', '[']).next();
+        let name = command.get_arguments().find(|argument| argument.get_long() == long)?.get_env()?;
+        let has = |text: &OsString| text.to_string_lossy().contains(&**value);
+        let is_of_variable = env::var_os(name).is_some_and(|text| has(&text)) && !arguments.any(|text| has(&text));
+        is_of_variable.then(|| format!("{}: ", name.to_string_lossy()))
+    };
+    name().unwrap_or_default()
 }
 
 /// Help of clap in lines of at most 80 columns. What follows stands below the text of its line.

@@ -173,18 +173,21 @@ fn wrong_settings_end_the_relay_with_one_line() {
         (&["--listen", "127.0.0.1"], 2, "--listen"),
         (&["--listen", ","], 2, "an address is empty"),
         (&["--listen", "127.0.0.1:7443", "--authentication", "maybe"], 2, "possible values: token-review, none"),
-        (&["--listen", "127.0.0.1:7443", "--history-bytes", "x"], 2, "--history-bytes"),
+        (&["--listen", "127.0.0.1:7443", "--history-bytes", "x"], 2, "expected a number of bytes"),
+        (&["--listen", "127.0.0.1:7443", "--max-connections", "0"], 2, "expected a number from 1 to 1000000"),
+        (&["--listen", "127.0.0.1:7443", "--log-level", "trace"], 2, "possible values: error, warn, info, debug"),
         (
             &["--listen", "127.0.0.1:7443", "--authentication", "none", "--token-audiences", "a"],
             2,
             "--token-audiences is for",
         ),
         (&["--listen", "127.0.0.1:7443", "--token-audiences", "a,"], 2, "an empty audience"),
-        (&["--nothing"], 2, "--nothing"),
+        (&["--nothing"], 2, "(see cproxy-relay run --help)"),
     ] {
         let output = cproxy_relay(&sandbox, [&["run", "--kubeconfig", kubeconfig], args].concat());
         assert_eq!(output.code, code, "{args:?}: {output:?}");
         assert!(output.stderr.contains(text), "{args:?}: {output:?}");
+        assert!(output.stderr.starts_with("cproxy-relay: "), "{args:?}: {output:?}");
         assert_eq!(output.stderr.trim().lines().count(), 1, "{args:?}: {output:?}");
     }
 }
