@@ -20,7 +20,7 @@ use crate::diagnose::bugreport::Bugreport;
 pub(super) struct BugreportOptions {
     /// File to write, which must not exist; default: cproxy-bugreport-TIME.tar in this directory
     #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    file: Option<PathBuf>,
     /// Replace IP addresses by numbered names, the same address by the same name
     #[arg(long)]
     hide_addresses: bool,
@@ -30,11 +30,11 @@ pub(super) struct BugreportOptions {
 
 pub(super) fn run(options: &BugreportOptions) -> anyhow::Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let path = options.output.clone().unwrap_or_else(|| format!("cproxy-bugreport-{now}.tar").into());
+    let path = options.file.clone().unwrap_or_else(|| format!("cproxy-bugreport-{now}.tar").into());
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
     let failed = |error: io::Error| {
         let advice = if error.kind() == io::ErrorKind::AlreadyExists { "; name another file" } else { "" };
-        anyhow!("--output {}: {error}{advice}", path.display())
+        anyhow!("--file {}: {error}{advice}", path.display())
     };
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path);
     let report = Bugreport {

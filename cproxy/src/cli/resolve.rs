@@ -26,7 +26,7 @@ use crate::{
 /// Flags of `cproxy resolve`.
 #[derive(Args, Debug)]
 pub(super) struct ResolveOptions {
-    /// Files or directories with Services, EndpointSlices and Nodes, separated by commas
+    /// Files or directories with Services, EndpointSlices and Nodes, separated by commas; `-`: stdin
     #[arg(long, value_name = "PATH", num_args = 1.., value_delimiter = ',',
           required = true)]
     manifests: Vec<PathBuf>,
@@ -48,7 +48,8 @@ pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<()> {
         whole_service: options.explain.clone(),
         has_pipes: true,
     };
-    let files = Files::read(&options.manifests, parse_options)?;
+    let path_of = |path: &PathBuf| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path.clone() };
+    let files = Files::read(&options.manifests.iter().map(path_of).collect::<Vec<_>>(), parse_options)?;
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // Plans as the agent does, to find problems between Services.
     let mut table = TablePlanner::new(KernelMaps::LIMITS, KernelTable::default());

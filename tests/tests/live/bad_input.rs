@@ -14,7 +14,7 @@ use cproxy_datapath::bpf::PinDir;
 use cproxy_tests::{
     UNMOUNT_CGROUP2,
     manifest::{self, Service, Slice, http_service},
-    process::{Agent, Output, cproxy, cproxy_binary, cproxy_with_variable, eventually, run},
+    process::{Agent, Output, cproxy, cproxy_binary, cproxy_with_input, cproxy_with_variable, eventually, run},
     sandbox::{Placement, Sandbox},
 };
 use serde_json::{Value, json};
@@ -417,6 +417,9 @@ fn explain_names_why_a_service_is_not_in_the_table() {
     let used: Vec<_> = used.collect();
     assert_eq!(explained["frontends"].as_array().unwrap().len(), 1);
     assert!(!used.is_empty() && used.iter().all(|used| *used == "yes"), "{explained}");
+    let from =
+        |path: &str, input: &str| cproxy_with_input(&sandbox, &["resolve", "--manifests", path], input).success();
+    assert_eq!(from("-", &fs::read_to_string(&file).unwrap()).stdout, from(&file, "").stdout);
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn shown(sandbox: &Sandbox, agent: &mut RunningAgent) -> Vec<(&'static str, Stri
         ("check", output(&["check"])),
         ("explain", output(&["explain", "10.96.0.10:80"])),
         ("config", output(&["get", "config"])),
-        ("bugreport", output(&["bugreport", "--output", report.to_str().unwrap()])),
+        ("bugreport", output(&["bugreport", "--file", report.to_str().unwrap()])),
         ("report", String::from_utf8_lossy(&fs::read(report).unwrap()).into_owned()),
         ("log", agent.log()),
     ]

@@ -395,7 +395,7 @@ fn a_report_for_support_has_all_parts_and_no_secrets() {
     let dir = world.sandbox.dir();
     let parts = |arguments: &[&str], name: &str| {
         let file = dir.join(name);
-        let output = ["bugreport", "--output", file.to_str().unwrap()];
+        let output = ["bugreport", "--file", file.to_str().unwrap()];
         let report = cproxy(&world.sandbox, &[&output[..], arguments].concat()).success();
         assert_eq!(report.stdout.trim(), file.to_str().unwrap());
         assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
@@ -419,7 +419,7 @@ fn a_report_for_support_has_all_parts_and_no_secrets() {
     let (_, text) = parts(&["--hide-addresses"], "hidden.tar");
     assert!(text.contains("default/web") && text.contains("address-1"), "{text}");
     assert!(!text.contains(VIP) && !text.contains(POD), "{text}");
-    let again = cproxy(&world.sandbox, &["bugreport", "-o", dir.join("plain.tar").to_str().unwrap()]);
+    let again = cproxy(&world.sandbox, &["bugreport", "-f", dir.join("plain.tar").to_str().unwrap()]);
     assert!(
         again.code == 1 && again.stderr.contains("plain.tar") && again.stderr.contains("exists"),
         "{}",
