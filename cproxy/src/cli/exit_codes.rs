@@ -15,18 +15,15 @@ pub const EXIT_CODES: [(&[u8], &str); 6] = [
     (&[0], "success; for `run`, ended by a signal"),
     (
         &[1],
-        "failure. For `wait`: not ready in time; for `explain`: a call is refused or dropped, fails at all backends, \
-         or is not translated although a Service has the address; for `check`: cproxy cannot run here, or cannot \
-         follow the API server of its settings; for `resolve`: a file cannot be read, or `--explain` names a Service \
-         that is not served",
+        "failure, such as a value that does not fit this machine. For `wait`: not ready in time; for `explain`: a call \
+         is refused or dropped, fails at all backends, or is not translated although a Service has the address; for \
+         `check`: cproxy cannot run here, or cannot follow the API server of its settings; for `resolve`: a file \
+         cannot be read, or `--explain` names a Service that is not served",
     ),
     (
         &[USAGE],
         "a value that is wrong by itself: wrong usage, an invalid setting, or, for `run`, one that names something \
-         that does not exist or is of another kind: `--manifests`, `--kubeconfig`, `--bootstrap`, `--cgroup`, \
-         `--exclude-cgroup`, `--pin-dir` or an address to listen on. A value that does not fit this machine otherwise, \
-         such as an address in use, is a failure (1). A supervisor is to start `run` again after both: the file, mount \
-         or address may come later",
+         that does not exist or is of another kind",
     ),
     (
         &[DISABLED],
