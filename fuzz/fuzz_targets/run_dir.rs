@@ -127,7 +127,7 @@ fn check_answer(bytes: &[u8]) {
         check_lines(&table_text(&rows, Layout::Plain), frontends.len() + 1);
     }
     if let Ok(gauges) = from_slice::<std::collections::BTreeMap<String, u64>>(&response) {
-        check_lines(&counters_text(&gauges.clone().into_iter().collect::<Vec<_>>()), gauges.len() + 1);
+        check_lines(&counters_text(&gauges.clone().into_iter().collect::<Vec<_>>(), None), gauges.len() + 1);
     }
     if let Ok(rows) = from_slice::<Vec<SettingRow>>(&response) {
         check_lines(&table_text(&rows, Layout::Wide), rows.len() + 1);

@@ -99,6 +99,6 @@ impl AgentError {
 }
 
 fn is_absence(error: &io::Error) -> bool {
-    use io::ErrorKind::{AddrNotAvailable, NotADirectory, NotFound};
-    matches!(error.kind(), AddrNotAvailable | NotADirectory | NotFound)
+    use io::ErrorKind::{AddrNotAvailable, InvalidInput, NotADirectory, NotFound};
+    matches!(error.kind(), AddrNotAvailable | InvalidInput | NotADirectory | NotFound)
 }

@@ -1,10 +1,10 @@
 //! Settings of the task that owns the table, from the configuration and the machine's cgroups and network namespace.
 
 use cproxy_core::{Address, Exclusions};
-use cproxy_datapath::bpf::{excluded_cgroup, netns_cookie};
-use cproxy_network::{NetworkPath, SocketSetup};
+use cproxy_datapath::bpf::{PinDir, excluded_cgroup, netns_cookie};
+use cproxy_network::NetworkPath;
 
-use super::error::AgentError;
+use super::{error::AgentError, own_sockets::socket_setup};
 use crate::config::{Config, ExcludeNetns, LoopSettings};
 
 /// Reason why the agent would refuse settings that this machine does not fit, if it would.
@@ -15,9 +15,10 @@ pub(crate) fn settings_error(config: &Config) -> Option<String> {
 
 /// Refuses addresses of this machine for the canary.
 pub(super) fn check_canary(config: &Config) -> Result<(), AgentError> {
+    let setup = socket_setup(&PinDir::new(&config.pins.pin_dir));
     let is_own = |address: &Address| {
         let address = (*address).into();
-        NetworkPath::to(address, &SocketSetup::none()).is_ok_and(|path| path.source == address)
+        NetworkPath::to(address, &setup).is_ok_and(|path| path.source == address)
     };
     let own = config.monitoring.canary_address.iter().find(is_own);
     own.map_or(Ok(()), |own| Err(AgentError::OwnCanary(own)))

@@ -193,7 +193,11 @@ impl Files {
 
 /// Refuses a FIFO or a device, which may never end, unless pipes may be read.
 fn check_kind(file: &Path, has_pipes: bool) -> io::Result<()> {
-    if has_pipes || fs::metadata(file)?.is_file() { Ok(()) } else { Err(io::Error::other("not a regular file")) }
+    if has_pipes || fs::metadata(file)?.is_file() {
+        Ok(())
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
+    }
 }
 
 fn duplicate_problem(same: &[(ObjectId<'_>, &Path)]) -> Option<Problem> {

@@ -151,7 +151,7 @@ pub fn explain_silence(run_dir: &Path, error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => {
             format!("only root may ask the agent at {}: run this as root", socket.display())
         }
-        _ => match agent(run_dir).ok().filter(|agent| is_stopped(*agent)) {
+        _ => match agent(run_dir).ok().filter(|agent| matches!(state_of(*agent), Some('T' | 't'))) {
             Some(agent) => {
                 let pid = agent.as_raw_nonzero();
                 format!("the agent, process {pid}, is stopped: `kill -CONT {pid}` lets it go on")
@@ -161,10 +161,10 @@ pub fn explain_silence(run_dir: &Path, error: &io::Error) -> String {
     }
 }
 
-/// Whether a process is stopped by a signal or a debugger (proc_pid_stat(5)).
-fn is_stopped(pid: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+/// State of a process: `T` if a signal has stopped it, `t` if a debugger has (proc_pid_stat(5)).
+fn state_of(pid: Pid) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
 }
 
 fn fetch_json<T: DeserializeOwned>(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<T> {
@@ -174,7 +174,8 @@ fn fetch_json<T: DeserializeOwned>(run_dir: &Path, request: &str, timeout: Durat
 /// A command asks several times, and waits for a silent agent once.
 fn fetch(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<Vec<u8>> {
     let stream = connect(run_dir)?;
-    if socket_peercred(&stream).is_ok_and(|agent| is_stopped(agent.pid)) {
+    // One that a debugger has stopped is about to go on.
+    if socket_peercred(&stream).is_ok_and(|agent| state_of(agent.pid) == Some('T')) {
         return Err(timed_out(&[]));
     }
     let timeout = if IS_SILENT.load(Ordering::Relaxed) { timeout.min(SILENT_TIMEOUT) } else { timeout };

@@ -306,8 +306,10 @@ fn a_connected_socket_follows_its_service_behind_kube_proxy_and_is_closed_by_cpr
             let is_so = rows.len() == 2 && rows.iter().all(|row| has_pods(row, &[1]));
             if is_so { Ok(()) } else { Err(format!("{rows:?}")) }
         });
-        let met = pod_netns.run(|| meet_replacement(form, || write(2)));
-        assert_eq!(met, ["pod-1", "EDESTADDRREQ", "pod-2"], "{form:?}, with cproxy");
+        let [before, closing, after] = pod_netns.run(|| meet_replacement(form, || write(2)));
+        // The second, if it was waiting for an answer then.
+        let is_closing = closing == "EDESTADDRREQ" || closing.contains("os error 103");
+        assert!(before == "pod-1" && is_closing && after == "pod-2", "{form:?}, with cproxy: {closing}, {after}");
     }
     control_plane.discard();
 }

@@ -200,7 +200,7 @@ fn a_machine_where_cproxy_is_disabled_is_as_one_without() {
     let check = disabled(&["check"]);
     assert!(check.stdout.starts_with("degraded") && check.stdout.contains(&reason), "{check:?}");
     let explain = disabled(&["explain", "10.96.0.10:80"]);
-    assert_eq!(explain.code, 1, "{explain:?}");
+    assert_eq!(explain.code, 4, "{explain:?}");
     assert!(explain.stdout.lines().next().is_some_and(|line| line.contains(&reason)), "{explain:?}");
     // A nearer place switches it on again.
     let enabled = disabled(&["wait", "--enabled", "true", "--timeout", "0"]);

@@ -66,8 +66,7 @@ pub(super) struct ClaimChanges {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner<'a> {
     Port(&'a str),
-    /// Another Service, and why it comes first.
-    Service(&'a ServiceName, &'static str),
+    Service(&'a ServiceName),
     /// The Service whose ClusterIP is the frontend's address, which has no such port.
     ClusterIp(&'a ServiceName),
 }
@@ -78,6 +77,8 @@ struct LostFrontends {
     count: usize,
     first: Vec<Frontend>,
     last: Option<Frontend>,
+    /// Why the other Service comes first, at the first of them.
+    why: &'static str,
 }
 
 impl Claims {
@@ -230,9 +231,13 @@ impl Claims {
                 let is_own = first.service == claim.service;
                 let owner = match is_own {
                     true => Owner::Port(&first.port_name),
-                    false => Owner::Service(&first.service, self.why_first(first, claim)),
+                    false => Owner::Service(&first.service),
                 };
-                all.entry((&claim.service, owner)).or_default().add(frontend);
+                let lost = all.entry((&claim.service, owner)).or_default();
+                if lost.count == 0 && !is_own {
+                    lost.why = self.why_first(first, claim);
+                }
+                lost.add(frontend);
             }
         }
         all.into_iter().map(|((service, owner), lost)| lost.problem(service, &owner))
@@ -318,7 +323,7 @@ impl LostFrontends {
         let belong = if self.count == 1 { "belongs" } else { "belong" };
         let owner = match owner {
             Owner::Port(name) => format!("its own port {name:?}, which comes first"),
-            Owner::Service(name, why) => format!("Service {name}, which comes first {why}"),
+            Owner::Service(name) => format!("Service {name}, which comes first {}", self.why),
             Owner::ClusterIp(name) => format!("Service {name}, whose ClusterIP takes no other claim"),
         };
         let frontends = some_of(&self.first, self.count);
