@@ -8,7 +8,7 @@ mod documents;
 use documents::documents;
 use serde::Deserialize;
 use serde_json::Value;
-use serde_saphyr::{Deserializer, Error, Options};
+use serde_saphyr::{DefaultMessageFormatter, Deserializer, Error, Location, MessageFormatter as _, Options};
 
 /// Maximum number of parts that aliases may repeat in a document: a few lines can repeat each other a billion times.
 const REPEATED_MAX: usize = 100_000;
@@ -61,19 +61,22 @@ pub fn options() -> Options {
 /// Error in a document that comes after this text.
 fn message(error: &Error, before: &str) -> String {
     let lines = before.replace("\r\n", "\n").matches(['\n', '\r']).count();
-    let line_offset = u64::try_from(lines).unwrap_or_default();
-    let message = error.render_with_options(serde_saphyr::render_options! { line_offset: line_offset });
+    // The error's own Display draws pictures of the place, by 60 KiB of code.
+    let message = DefaultMessageFormatter.format_message(error);
     let message = message.lines().next().unwrap_or("not YAML");
-    twice(message).unwrap_or_else(|| message.to_owned())
+    let Some(location) = error.location().filter(|location| *location != Location::UNKNOWN) else {
+        return message.to_owned();
+    };
+    let (line, column) = (location.line() + lines as u64, location.column());
+    twice(message, line, column).unwrap_or_else(|| format!("{message} at line {line}, column {column}"))
 }
 
 /// Error about a key that occurs twice, which the parser words for programmers. Where objects are not separated, it is
 /// a key of the document.
-fn twice(message: &str) -> Option<String> {
-    let (key, place) = message.strip_prefix("duplicate mapping key: ")?.split_once(", set ")?;
-    let place = place.split_once(" at ")?.1;
-    let remedy = if place.ends_with(" column 1") { "; separate objects with a line ---" } else { "" };
-    Some(format!("{place}: the key {key} occurs twice{remedy}"))
+fn twice(message: &str, line: u64, column: u64) -> Option<String> {
+    let (key, _) = message.strip_prefix("duplicate mapping key: ")?.split_once(", set ")?;
+    let remedy = if column == 1 { "; separate objects with a line ---" } else { "" };
+    Some(format!("line {line}, column {column}: the key {key} occurs twice{remedy}"))
 }
 
 #[cfg(test)]
