@@ -1,5 +1,6 @@
 //! Times since which problems are there.
 
+use cproxy_core::sorted_map;
 use std::collections::BTreeMap;
 
 use cproxy_core::{Problem, Store, TablePlanner};
@@ -25,7 +26,7 @@ impl ProblemTimes {
         if self.0.len() > TIMES_MAX {
             let current: Vec<_> = current(store, planner).collect();
             let kept = current.into_iter().filter_map(|problem| self.0.remove_entry(&problem));
-            self.0 = kept.collect();
+            self.0 = sorted_map(kept);
         }
     }
 

@@ -3,8 +3,9 @@
 //!
 //! The flag comes first, then the environment, the kernel's command line and the file.
 
+use cproxy_core::sorted_map;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     env, fs, io,
     path::{Path, PathBuf},
 };
@@ -149,7 +150,7 @@ fn nearest_first(kernel: Vec<GivenSetting>, file: Vec<GivenSetting>) -> Vec<Give
 /// Settings that name a flag and have a value for it, and the first error of the others.
 fn validate(cli: &Command, settings: Vec<GivenSetting>) -> (Vec<GivenSetting>, Option<SettingsError>) {
     let flags = COMMANDS.iter().filter_map(|name| cli.find_subcommand(name)).flat_map(Command::get_arguments);
-    let flags: BTreeMap<_, _> = flags.filter_map(|flag| Some((flag.get_long()?, flag))).collect();
+    let flags = sorted_map(flags.filter_map(|flag| Some((flag.get_long()?, flag))));
     let check = |setting: GivenSetting| {
         let Some(&flag) = flags.get(&*setting.name) else {
             let names = flags.keys().copied().collect::<Vec<_>>().join(", ");

@@ -4,7 +4,8 @@
 //! there. It is not killed. Arguments that are numbers are checked where the call would be of use to an attacker. Paths
 //! are pointers, which a filter cannot follow.
 
-use std::{collections::BTreeMap, env::consts::ARCH};
+use cproxy_core::sorted_map;
+use std::env::consts::ARCH;
 
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen as Length, SeccompCmpOp as Op, SeccompCondition,
@@ -209,7 +210,7 @@ fn program(has_broker: bool) -> Result<BpfProgram, BackendError> {
     let others = if has_broker { WITH_BROKER } else { WITHOUT_BROKER };
     // An empty list of rules allows all arguments.
     let any = ANY.iter().chain(ANY_OF_ARCHITECTURE).chain(others).map(|&call| (call, Vec::new()));
-    let rules: BTreeMap<_, _> = any.chain(checked(has_broker)?).collect();
+    let rules = sorted_map(any.chain(checked(has_broker)?));
     let refused = SeccompAction::Errno(libc::ENOSYS as u32);
     SeccompFilter::new(rules, refused, SeccompAction::Allow, ARCH.try_into()?)?.try_into()
 }

@@ -212,7 +212,7 @@ pub fn summary_rows(counters: &ServiceCounters, names: &Names) -> Vec<SummaryRow
         SummaryRow { service, destination, connections, refused, dropped }
     };
     let mut rows: Vec<_> = sums.into_iter().map(row).collect();
-    rows.sort_by(|one, other| {
+    rows.sort_unstable_by(|one, other| {
         let total = |row: &SummaryRow| row.connections + row.refused + row.dropped;
         let name = |row: &SummaryRow| (row.service.clone(), row.destination.clone());
         total(other).cmp(&total(one)).then_with(|| name(one).cmp(&name(other)))

@@ -1,6 +1,7 @@
 //! Agent's side of the socket.
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use cproxy_core::sorted_map;
+use std::{io, sync::Arc};
 
 use cproxy_daemon::unix_socket::SocketFile;
 use tokio::{
@@ -94,7 +95,7 @@ pub async fn respond(mut stream: UnixStream, mailbox: Mailbox, controls: &Contro
         REQUEST_LOG => controls.recent_log().into_bytes(),
         REQUEST_SERVICES => mailbox.ask(Query::Services).await?,
         REQUEST_GAUGES => {
-            let gauges: BTreeMap<_, _> = mailbox.ask(Query::Gauges).await?.into_iter().collect();
+            let gauges = sorted_map(mailbox.ask(Query::Gauges).await?);
             serde_json::to_vec(&gauges)?
         }
         REQUEST_SOURCE => serde_json::to_vec(&mailbox.ask(Query::Source).await?)?,

@@ -4,6 +4,7 @@
 //! `resolve` has the slices as the source sent them, so that it can explain unreadable endpoints too. An agent has only
 //! the rows of its store.
 
+use crate::sorted::{sorted_map, sorted_set};
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
@@ -88,7 +89,7 @@ pub fn explain<'a>(
     slices: impl IntoIterator<Item = (&'a ObjectName, &'a EndpointSlice)>,
 ) -> Vec<Explanation> {
     let is_ours = |(_, slice): &(&ObjectName, &EndpointSlice)| is_slice_of(slice, name);
-    let slices = slices.into_iter().filter(is_ours).map(|(name, slice)| (name.clone(), Some(slice))).collect();
+    let slices = sorted_map(slices.into_iter().filter(is_ours).map(|(name, slice)| (name.clone(), Some(slice))));
     explain_slices(store, owner_of, name, &slices)
 }
 
@@ -155,8 +156,8 @@ fn explain_slices(
     explanations.extend(no_external_ips(store, &service));
     explanations.extend(lost.iter().map(lost_frontend));
     for port in &service.ports {
-        let scopes: BTreeSet<_> =
-            rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family())).collect();
+        let scopes = rows.iter().filter(|row| is_of(row, port)).map(|row| (row.scope, row.frontend.address.family()));
+        let scopes = sorted_set(scopes);
         let views: Vec<_> = scopes
             .into_iter()
             .map(|(scope, family)| View::new(store, &rows_of_slices, port, family, scope, &rows))
@@ -198,7 +199,7 @@ fn no_node_port(rows: &[Row], lost: &[LostRow], port: &ServicePort) -> Option<Ex
     Some(Explanation {
         port_name: port.name.to_string(),
         protocol: Some(port.protocol),
-        sources: BTreeSet::from([FrontendSource::NodePort]),
+        sources: sorted_set([FrontendSource::NodePort]),
         endpoint: "all".to_owned(),
         slice: None,
         usage: Usage::Unused,
@@ -221,7 +222,7 @@ struct LostRow {
 /// else's.
 fn won_and_lost(store: &Store, owner_of: OwnerOf<'_>, rows: Vec<Row>) -> (Vec<Row>, Vec<LostRow>) {
     let others = rows.iter().filter(|row| row.source != FrontendSource::ClusterIp);
-    let cluster_ips = cluster_ip_owners(store, others.map(|row| row.frontend.address).collect());
+    let cluster_ips = cluster_ip_owners(store, &sorted_set(others.map(|row| row.frontend.address)));
     let (mut won, mut lost) = (Vec::new(), Vec::new());
     for row in rows {
         let owner = cluster_ips.get(&row.frontend.address).filter(|_| !may_claim(row.source, || true));
@@ -237,12 +238,12 @@ fn won_and_lost(store: &Store, owner_of: OwnerOf<'_>, rows: Vec<Row>) -> (Vec<Ro
 }
 
 /// Services that have these addresses as their ClusterIPs.
-fn cluster_ip_owners(store: &Store, addresses: BTreeSet<Address>) -> BTreeMap<Address, ServiceName> {
+fn cluster_ip_owners(store: &Store, addresses: &BTreeSet<Address>) -> BTreeMap<Address, ServiceName> {
     if addresses.is_empty() {
         return BTreeMap::new();
     }
     let owned = store.services().flat_map(|(name, row)| row.cluster_ips.into_iter().map(move |ip| (ip, name)));
-    owned.filter(|(ip, _)| addresses.contains(ip)).map(|(ip, name)| (ip, name.clone())).collect()
+    sorted_map(owned.filter(|(ip, _)| addresses.contains(ip)).map(|(ip, name)| (ip, name.clone())))
 }
 
 /// Explanation for external addresses that the settings leave out.
@@ -250,7 +251,7 @@ fn no_external_ips(store: &Store, service: &ServiceRow) -> Option<Explanation> {
     (!store.serves_external_ips() && !service.external_ips.is_empty()).then(|| Explanation {
         port_name: String::new(),
         protocol: None,
-        sources: BTreeSet::from([FrontendSource::ExternalIp]),
+        sources: sorted_set([FrontendSource::ExternalIp]),
         endpoint: "all".to_owned(),
         slice: None,
         usage: Usage::Unused,
@@ -264,7 +265,7 @@ fn lost_frontend(LostRow { row, owner, why }: &LostRow) -> Explanation {
     Explanation {
         port_name: row.port_name.to_string(),
         protocol: Some(row.frontend.protocol),
-        sources: BTreeSet::from([row.source]),
+        sources: sorted_set([row.source]),
         endpoint: "all".to_owned(),
         slice: None,
         usage: Usage::Unused,
@@ -343,7 +344,7 @@ impl<'a> View<'a> {
             port,
             family,
             scope,
-            sources: rows.iter().filter(is_seen).map(|row| row.source).collect(),
+            sources: sorted_set(rows.iter().filter(is_seen).map(|row| row.source)),
             backends: row.map_or(&[], Row::backends),
             kept_backends: row.map_or(&[], Row::kept),
             eligibility: Eligibility::new(&endpoints, scope, store.zone()),
@@ -369,7 +370,7 @@ impl<'a> View<'a> {
                 reason,
             });
         };
-        let numbers: BTreeSet<_> = row.numbers(&self.port.name, self.port.protocol).collect();
+        let numbers = sorted_set(row.numbers(&self.port.name, self.port.protocol));
         if numbers.is_empty() {
             add("all".to_owned(), Usage::Unused, ("port-name", self.no_port(row)));
             return explanations;

@@ -23,6 +23,7 @@ mod retired;
 mod service;
 mod slice;
 mod slot_allocator;
+mod sorted;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -46,4 +47,5 @@ pub use problem::{Problem, counted, is_steering, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, LABEL_SERVICE_NAME, NodeHint, SlicePort, SliceRow};
+pub use sorted::{sorted_map, sorted_set};
 pub use store::{Event, ListReport, ListSource, ListVerdict, SECOND_LIST_AFTER, Store};

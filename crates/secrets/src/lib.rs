@@ -126,7 +126,7 @@ fn ranges(text: &[u8], forms: &[String]) -> Vec<Range<usize>> {
 
 /// The text without these parts.
 fn without(text: &str, mut found: Vec<Range<usize>>) -> String {
-    found.sort_by_key(|range| range.start);
+    found.sort_unstable_by_key(|range| range.start);
     let mut clean = String::with_capacity(text.len());
     let mut end = 0;
     for range in found {

@@ -147,8 +147,8 @@ impl Health {
 /// Order in which servers are tried: good ones by preference, then the others, the one that failed first to begin with.
 fn order(health: &[Health], now: Instant) -> Vec<usize> {
     let mut order: Vec<usize> = (0..health.len()).collect();
-    order.sort_by_key(|&index| {
-        health.get(index).filter(|health| !health.is_good(now)).and_then(|health| health.failed_at)
+    order.sort_unstable_by_key(|&index| {
+        (health.get(index).filter(|health| !health.is_good(now)).and_then(|health| health.failed_at), index)
     });
     order
 }

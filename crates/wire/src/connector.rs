@@ -142,8 +142,9 @@ fn attempts(mut addresses: Vec<IpAddr>, avoided: &[IpAddr], random_below: impl F
     for end in (2..=addresses.len()).rev() {
         addresses.swap(end - 1, random_below(end).min(end - 1));
     }
-    addresses.sort_by_key(|address| (avoided.contains(address), address.is_ipv6()));
-    addresses
+    let kinds = [(false, false), (false, true), (true, false), (true, true)];
+    let is_of = |kind| move |address: &&IpAddr| (avoided.contains(address), address.is_ipv6()) == kind;
+    kinds.into_iter().flat_map(|kind| addresses.iter().filter(is_of(kind)).copied()).collect()
 }
 
 /// Random number below `end`, independent of any before: copies of a snapshot differ.

@@ -263,9 +263,8 @@ impl Resolver {
         let is_silent = |server: &SocketAddr| {
             silent.iter().any(|(other, at)| other == server && now.saturating_duration_since(*at) < SILENT_TIME)
         };
-        let mut order = self.nameservers.clone();
-        order.sort_by_key(is_silent);
-        order
+        let (silent, others): (Vec<_>, Vec<_>) = self.nameservers.iter().partition(|server| is_silent(server));
+        [others, silent].concat()
     }
 
     /// Queries the nameservers until one answers: each a second after the one before, or as soon as that has failed.

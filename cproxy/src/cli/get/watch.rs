@@ -4,6 +4,7 @@
 //! and the agent, which has just written the table, is asked for names. A change and its reversal within a second are
 //! not seen.
 
+use cproxy_core::sorted_map;
 use std::{collections::BTreeMap, thread, time::Duration};
 
 use cproxy_datapath::bpf::{KernelReader, PinDir};
@@ -55,7 +56,7 @@ where
         // A change after the digest gives another digest in the next round.
         let digest = KernelReader::digest(pins)?;
         if last.replace(digest) != Some(digest) {
-            let rows: BTreeMap<_, _> = read()?.map(|row| (row.key(), row)).collect();
+            let rows = sorted_map(read()?.map(|row| (row.key(), row)));
             if !print_or_end(&printer.text(&changes(&known, &rows))?)? {
                 return Ok(());
             }
@@ -74,7 +75,7 @@ fn changes<'r, K: Ord, R: PartialEq>(old: &'r BTreeMap<K, R>, new: &'r BTreeMap<
         Some(_) => None,
     });
     let mut all: Vec<_> = gone.chain(others).collect();
-    all.sort_by_key(|(key, _)| *key);
+    all.sort_unstable_by_key(|(key, _)| *key);
     all.into_iter().map(|(_, change)| change).collect()
 }
 

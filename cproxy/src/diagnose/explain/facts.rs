@@ -1,11 +1,8 @@
 //! Facts about a destination, and about the process that asks.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
-};
+use std::{collections::BTreeSet, path::PathBuf};
 
-use cproxy_core::{Backend, Frontend, FrontendSource, Protocol};
+use cproxy_core::{Backend, Frontend, FrontendSource, Protocol, sorted_set};
 
 use serde::Serialize;
 
@@ -44,7 +41,7 @@ pub struct KernelFacts {
     /// Frontends that have the address as a backend.
     pub backend_of: Vec<Frontend>,
     /// Session affinity of the frontends that have it.
-    pub affinities: BTreeMap<Frontend, AffinityFact>,
+    pub affinities: Vec<(Frontend, AffinityFact)>,
 }
 
 /// Session affinity of a frontend.
@@ -143,10 +140,10 @@ impl Facts {
         let kernel = self.kernel.iter().flat_map(|kernel| &kernel.frontends);
         let services = self.agent.iter().flat_map(|agent| &agent.report.services);
         match &self.target {
-            Target::Frontend(frontend) => BTreeSet::from([*frontend]),
+            Target::Frontend(frontend) => sorted_set([*frontend]),
             Target::Address(address) => {
                 let known = kernel.chain(services.flat_map(|service| &service.frontends));
-                known.filter_map(FrontendRow::frontend).filter(|frontend| frontend.address == *address).collect()
+                sorted_set(known.filter_map(FrontendRow::frontend).filter(|frontend| frontend.address == *address))
             }
             Target::Service(name, port) => {
                 let name = name.to_string();
@@ -160,13 +157,13 @@ impl Facts {
 
 /// Frontends of a Service with that port. If it does not have the port, those that a client would try.
 fn calls_of(rows: &[(Frontend, &FrontendRow)], port: Option<TargetPort>) -> BTreeSet<Frontend> {
-    let Some(port) = port else { return rows.iter().map(|(of, _)| *of).collect() };
-    let found: BTreeSet<_> = rows.iter().map(|(of, _)| *of).filter(|of| port.is_of(of)).collect();
+    let Some(port) = port else { return sorted_set(rows.iter().map(|(of, _)| *of)) };
+    let found = sorted_set(rows.iter().map(|(of, _)| *of).filter(|of| port.is_of(of)));
     if !found.is_empty() {
         return found;
     }
     let TargetPort { number, protocol } = port;
     let protocol = protocol.unwrap_or(Protocol::Tcp);
     let cluster_ips = rows.iter().filter(|(_, row)| row.source.as_deref() == Some(FrontendSource::ClusterIp.as_str()));
-    cluster_ips.map(|(of, _)| Frontend { port: number, protocol, ..*of }).collect()
+    sorted_set(cluster_ips.map(|(of, _)| Frontend { port: number, protocol, ..*of }))
 }

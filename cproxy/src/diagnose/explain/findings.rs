@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use cproxy_core::{Frontend, printable};
+use cproxy_core::{Frontend, printable, sorted_map};
 use serde::Serialize;
 
 use super::{
@@ -207,15 +207,10 @@ fn table(facts: &Facts) -> Option<Finding> {
     // Before that, the agent wants nothing.
     agent.report.synced_seconds?;
     let calls = facts.calls();
-    let wanted: BTreeMap<_, _> = agent
-        .report
-        .services
-        .iter()
-        .flat_map(|service| &service.frontends)
-        .filter_map(|row| Some((row.frontend()?, row)))
-        .filter(|(frontend, _)| calls.contains(frontend))
-        .collect();
-    let known: BTreeMap<_, _> = kernel.frontends.iter().filter_map(|row| Some((row.frontend()?, row))).collect();
+    let services = agent.report.services.iter().flat_map(|service| &service.frontends);
+    let wanted = services.filter_map(|row| Some((row.frontend()?, row)));
+    let wanted = sorted_map(wanted.filter(|(frontend, _)| calls.contains(frontend)));
+    let known = sorted_map(kernel.frontends.iter().filter_map(|row| Some((row.frontend()?, row))));
     let agree = |wanted: Option<&&FrontendRow>, known: Option<&&FrontendRow>| match (wanted, known) {
         (Some(wanted), Some(known)) => wanted.action == known.action && wanted.backends == known.backends,
         (None, None) => true,

@@ -1,14 +1,8 @@
 //! Gathering of the facts: from the kernel, the agent and /proc. Changes nothing.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs, io,
-    path::Path,
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, io, path::Path, thread, time::Duration};
 
-use cproxy_core::{Address, Backend, Frontend, KernelSet, KernelTable, Protocol};
+use cproxy_core::{Address, Backend, Frontend, KernelSet, KernelTable, Protocol, sorted_set};
 use cproxy_datapath::{
     bpf::{
         KernelReader, PinDir, ProcessCgroup, Program, attached, client_affinity, missing_programs, netns_cookie,
@@ -93,18 +87,20 @@ fn kernel(facts: &Facts, pins: &PinDir) -> Result<KernelFacts, String> {
     let table = KernelReader::read_table(pins).map_err(|error| error.to_string())?;
     let services = facts.agent.iter().flat_map(|agent| &agent.report.services);
     let addresses: BTreeSet<Address> = match &facts.target {
-        Target::Address(address) | Target::Frontend(Frontend { address, .. }) => [*address].into(),
-        Target::Service(..) => services.flat_map(|service| &service.frontends).map(|row| row.address.into()).collect(),
+        Target::Address(address) | Target::Frontend(Frontend { address, .. }) => sorted_set([*address]),
+        Target::Service(..) => {
+            sorted_set(services.flat_map(|service| &service.frontends).map(|row| row.address.into()))
+        }
     };
     let empty = KernelSet::default();
-    let of_addresses: BTreeMap<_, _> = table
+    let of_addresses: Vec<_> = table
         .frontends
         .iter()
         .filter(|(frontend, _)| addresses.contains(&frontend.address))
         .map(|(frontend, set)| (*frontend, table.sets.get(set).unwrap_or(&empty)))
         .collect();
     let cookie = facts.process.as_ref().ok().and_then(|process| process.netns_cookie);
-    let affinity = |(frontend, set): (&Frontend, &&KernelSet)| Some((*frontend, affinity(set, cookie, pins)?));
+    let affinity = |(frontend, set): &(Frontend, &KernelSet)| Some((*frontend, affinity(set, cookie, pins)?));
     Ok(KernelFacts {
         frontends: of_addresses.iter().map(|(frontend, set)| FrontendRow::unnamed(*frontend, set)).collect(),
         affinities: of_addresses.iter().filter_map(affinity).collect(),
@@ -198,9 +194,8 @@ fn backends(facts: &Facts, calls: &BTreeSet<Frontend>) -> Vec<(Backend, Protocol
     let kernel = facts.kernel.iter().flat_map(|kernel| &kernel.frontends);
     let of_calls =
         kernel.filter_map(|row| Some((row.frontend()?, row))).filter(|(frontend, _)| calls.contains(frontend));
-    let backends: BTreeSet<_> = of_calls
+    let backends = of_calls
         .flat_map(|(frontend, row)| row.backends.iter().map(move |backend| (backend, frontend.protocol)))
-        .map(|(backend, protocol)| (Backend { address: backend.address.into(), port: backend.port }, protocol))
-        .collect();
-    backends.into_iter().collect()
+        .map(|(backend, protocol)| (Backend { address: backend.address.into(), port: backend.port }, protocol));
+    sorted_set(backends).into_iter().collect()
 }

@@ -120,7 +120,7 @@ fn verdict(facts: &Facts, call: Frontend) -> Verdict {
     let service = agent.and_then(|agent| agent.service_of(call));
     let kernel = facts.kernel.as_ref().ok();
     let row = kernel.and_then(|kernel| kernel.frontends.iter().find(|row| row.frontend() == Some(call)));
-    let affinity = kernel.and_then(|kernel| kernel.affinities.get(&call)).copied();
+    let affinity = kernel.and_then(|kernel| kernel.affinities.iter().find(|(of, _)| *of == call)).map(|(_, of)| *of);
     let is_in_table = row.is_some() || kernel.is_some_and(|kernel| kernel.refuses_other_ports);
     let served = match (common_obstacle(facts, call).filter(|_| is_in_table), row) {
         (Some((code, obstacle)), _) => Ruling::untranslated(code, &obstacle),
@@ -261,7 +261,7 @@ fn why_empty<'a>(service: &'a ServiceReport, frontend: &FrontendRow) -> (&'a str
         reasons.entry(&row.reason).or_insert((0, row)).0 += 1;
     }
     let mut reasons: Vec<_> = reasons.into_iter().collect();
-    reasons.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
+    reasons.sort_unstable_by_key(|(reason, (count, _))| (std::cmp::Reverse(*count), *reason));
     let Some((_, (_, first))) = reasons.first() else {
         let name = service.service.split_once('/').map(|(namespace, name)| ServiceName::new(namespace, name));
         return match name {

@@ -1,5 +1,6 @@
 //! Claims of the Services on frontends, the first in precedence first.
 
+use crate::sorted_set;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -116,7 +117,7 @@ impl Claims {
             return ClaimChanges { frontends: after.frontends().collect(), ..ClaimChanges::default() };
         }
         let before = self.services.remove(service).unwrap_or_default();
-        let cluster_ips: BTreeSet<_> = before.cluster_ips().chain(after.cluster_ips()).collect();
+        let cluster_ips = sorted_set(before.cluster_ips().chain(after.cluster_ips()));
         let claimed = |own: &Self| -> Vec<bool> {
             cluster_ips.iter().map(|&address| own.cluster_ips.is_claimed(address)).collect()
         };
@@ -282,7 +283,7 @@ impl ServiceClaims {
 
     /// Sets that these claims need and `after` does not, each with the frontends that led to it.
     fn sets_without(&self, after: &Self, service: &Arc<ServiceName>) -> Vec<(Frontend, BackendSetKey)> {
-        let kept: BTreeSet<_> = after.rows.iter().map(ClaimRef::set).collect();
+        let kept = sorted_set(after.rows.iter().map(ClaimRef::set));
         let gone = self.rows.iter().filter(|claim| !kept.contains(&claim.set()));
         gone.map(|claim| (claim.frontend, claim.key(service))).collect()
     }

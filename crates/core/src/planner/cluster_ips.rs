@@ -1,5 +1,6 @@
 //! ClusterIPs in the table: calls to ports of theirs that have no frontend are refused.
 
+use crate::sorted_map;
 use std::collections::BTreeMap;
 
 use crate::{Address, Problem, store::refill};
@@ -33,7 +34,7 @@ impl ClusterIps {
     /// The kernel has these; no Service claims them yet.
     pub(super) fn from_kernel(addresses: impl IntoIterator<Item = Address>) -> Self {
         let written = |address| (address, ClusterIp { claims: 0, is_written: true });
-        let known: BTreeMap<_, _> = addresses.into_iter().map(written).collect();
+        let known = sorted_map(addresses.into_iter().map(written));
         Self { written: known.len(), known, unplaced: BTreeMap::new() }
     }
 

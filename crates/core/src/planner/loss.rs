@@ -1,5 +1,6 @@
 //! Part of a table that the first lists of a new agent would take away.
 
+use crate::sorted_set;
 use std::collections::BTreeSet;
 
 use super::TablePlanner;
@@ -44,8 +45,8 @@ impl TablePlanner {
     #[must_use]
     pub fn serving_addresses(&self) -> BTreeSet<Address> {
         let sets = self.sets.each_in_kernel().filter(|set| set.members.eligible != 0);
-        let forwarding: BTreeSet<u32> = sets.map(|set| set.id).collect();
+        let forwarding = sorted_set(sets.map(|set| set.id));
         let written = self.claims.frontends.each_written();
-        written.filter(|(_, set)| forwarding.contains(set)).map(|(frontend, _)| frontend.address).collect()
+        sorted_set(written.filter(|(_, set)| forwarding.contains(set)).map(|(frontend, _)| frontend.address))
     }
 }

@@ -1,5 +1,6 @@
 //! Frontends that are written, replaced and deleted, and those that give way if the map is full.
 
+use crate::{sorted_map, sorted_set};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -175,7 +176,7 @@ impl TablePlanner {
             return;
         }
         let later = [Rank::External, Rank::ClusterIp].into_iter().filter(|other| *other > rank);
-        let evicted: BTreeSet<_> = later.flat_map(|rank| self.written_of(rank, changes)).take(count).collect();
+        let evicted = sorted_set(later.flat_map(|rank| self.written_of(rank, changes)).take(count));
         changes.replaced.retain(|(frontend, _)| !evicted.contains(frontend));
         let evicted = Vec::from_iter(evicted);
         self.delete(evicted.clone(), batch);
@@ -272,7 +273,7 @@ impl TablePlanner {
     /// Retires the backends of frontends that are deleted or get another set.
     fn retire<'a>(&mut self, frontends: impl Iterator<Item = &'a Frontend>) {
         let set = |frontend: &Frontend| Some((self.claims.frontends.set(*frontend)?, frontend.protocol));
-        let left: BTreeMap<u32, Protocol> = frontends.filter_map(set).collect();
+        let left = sorted_map(frontends.filter_map(set));
         if left.is_empty() {
             return;
         }

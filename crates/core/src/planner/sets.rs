@@ -80,7 +80,7 @@ impl BackendSets {
     /// Sets that the kernel has, and the frontends that lead to them; no Service port has taken them over yet.
     pub(super) fn from_kernel(sets: BTreeMap<u32, KernelSet>, frontends: &Frontends, capacity: Capacity) -> Self {
         let mut by_slot: Vec<_> = sets.into_iter().collect();
-        by_slot.sort_by_key(|(_, set)| set.first_slot);
+        by_slot.sort_unstable_by_key(|(_, set)| set.first_slot);
         let mut orphans = BTreeMap::new();
         let mut end = 0;
         for (id, KernelSet { first_slot, members, affinity }) in by_slot {

@@ -263,7 +263,7 @@ impl PinDir {
             let own_layout = dir == self.versioned();
             // Links first: no program may look into maps that are going.
             let mut objects = list(&opened("."))?;
-            objects.sort_by_key(|name| !Self::is_link(name, links));
+            objects.sort_unstable_by_key(|name| !Self::is_link(name, links));
             for name in objects {
                 let is_ours = !own_layout || Self::is_ours(&name, links);
                 let path = dir.join(&name);

@@ -1,6 +1,7 @@
 //! Counters by frontend, which the tracing set of the programs keeps: for a tracer as long as it runs, and for an agent
 //! with `--service-counters` all the time. The agent's map is pinned, and its tracers count in it, too.
 
+use cproxy_core::sorted_map;
 use std::{collections::BTreeMap, io, ops::AddAssign, path::PathBuf};
 
 use aya::maps::{Map, MapData, MapError, MapInfo, MapType, PerCpuHashMap};
@@ -136,7 +137,7 @@ fn since<K: Ord>(
         let counted = earlier.get(&key).and_then(|earlier| now.since(*earlier));
         (key, counted.unwrap_or(now))
     });
-    counted.filter(|(_, counts)| *counts != ServiceCounts::default()).collect()
+    sorted_map(counted.filter(|(_, counts)| *counts != ServiceCounts::default()))
 }
 
 /// Path of the agent's map.
