@@ -44,6 +44,8 @@ pub enum Query {
     Problems(oneshot::Sender<Vec<ProblemRow>>),
     /// Health of the programs, after a look at them.
     Health(oneshot::Sender<HealthReport>),
+    /// Health of the programs at the last look at them.
+    LastHealth(oneshot::Sender<HealthReport>),
     /// State of the canary.
     Canary(oneshot::Sender<CanaryState>),
 }

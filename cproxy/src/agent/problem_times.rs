@@ -1,9 +1,8 @@
 //! Times since which problems are there.
 
-use cproxy_core::sorted_map;
 use std::collections::BTreeMap;
 
-use cproxy_core::{Problem, Store, TablePlanner};
+use cproxy_core::{Problem, Store, TablePlanner, sorted_map};
 use tokio::time::Instant;
 
 use crate::report::ProblemRow;

@@ -67,6 +67,7 @@ impl Queries<'_> {
                 drop(sender.send(self.problem_times.rows(store, planner)));
             }
             Query::Health(sender) => self.health.request_check(sender),
+            Query::LastHealth(sender) => drop(sender.send(self.health.last())),
             Query::Canary(sender) => drop(sender.send(self.table.canary_state())),
         }
     }

@@ -3,7 +3,6 @@
 //!
 //! The flag comes first, then the environment, the kernel's command line and the file.
 
-use cproxy_core::sorted_map;
 use std::{
     collections::BTreeSet,
     env, fs, io,
@@ -15,6 +14,7 @@ use clap::{
     builder::{ArgPredicate, Resettable},
     parser::ValueSource,
 };
+use cproxy_core::sorted_map;
 
 use cproxy_wire::file::{self, FILE_BYTES_MAX};
 

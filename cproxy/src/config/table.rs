@@ -283,7 +283,7 @@ fn parse_node_ip(text: &str) -> Result<Address, String> {
 
 fn parse_uid(text: &str) -> Result<u32, String> {
     // The last id is that of no user (chown(2)).
-    let uid = text.parse().ok().filter(|&uid| uid != u32::MAX);
+    let uid = text.trim().parse().ok().filter(|&uid| uid != u32::MAX);
     uid.ok_or_else(|| format!("expected a user id, a number: `id -u {}` prints it", shown_name(text)))
 }
 
@@ -293,6 +293,6 @@ fn shown_name(text: &str) -> &str {
 }
 
 fn parse_port(text: &str) -> Result<u16, String> {
-    let port = text.parse().ok().filter(|&port| port != 0);
+    let port = text.trim().parse().ok().filter(|&port| port != 0);
     port.ok_or_else(|| "expected a port from 1 to 65535".to_owned())
 }

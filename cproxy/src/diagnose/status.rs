@@ -53,7 +53,7 @@ pub(crate) struct StatusRow {
     problems: Option<u64>,
     /// Seconds since the backends of a Service have changed.
     last_change_seconds: Option<u64>,
-    /// Calls a second, also the agent's own.
+    /// Calls a second.
     calls_per_second: Option<Calls>,
     /// States of the parts, for colours.
     #[serde(skip)]
@@ -163,7 +163,7 @@ impl StatusRow {
             lines.push(("problems", problems.0, Some(problems.1)));
         }
         let calls = self.calls_per_second.map(|Calls { connections, refusals, drops }| {
-            format!("{connections} connections, {refusals} refusals, {drops} drops a second, with the agent's own")
+            format!("{connections} connections, {refusals} refusals, {drops} drops a second")
         });
         lines.push(("calls", calls.unwrap_or_else(|| "cannot be read: run this as root".to_owned()), None));
         let line = |(name, text, colour): &(&str, String, Option<Colour>)| {

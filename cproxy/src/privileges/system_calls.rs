@@ -4,9 +4,9 @@
 //! there. It is not killed. Arguments that are numbers are checked where the call would be of use to an attacker. Paths
 //! are pointers, which a filter cannot follow.
 
-use cproxy_core::sorted_map;
 use std::env::consts::ARCH;
 
+use cproxy_core::sorted_map;
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen as Length, SeccompCmpOp as Op, SeccompCondition,
     SeccompFilter, SeccompRule, apply_filter_all_threads,

@@ -38,6 +38,15 @@ pub enum CanaryReport {
 }
 
 impl HealthReport {
+    /// Obstacles to the programs' effect.
+    pub fn problems(&self) -> impl Iterator<Item = String> {
+        let symptom = match &self.canary {
+            CanaryReport::Failed(symptom) => Some(symptom),
+            CanaryReport::Reached | CanaryReport::Partly { .. } | CanaryReport::NotWalked(_) => None,
+        };
+        self.differences.iter().chain(symptom).cloned()
+    }
+
     /// Whether the programs have their effect, as far as is known.
     #[must_use]
     pub fn is_good(&self) -> bool {

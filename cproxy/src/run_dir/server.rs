@@ -1,8 +1,8 @@
 //! Agent's side of the socket.
 
-use cproxy_core::sorted_map;
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
+use cproxy_core::sorted_map;
 use cproxy_daemon::unix_socket::SocketFile;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -22,6 +22,8 @@ use crate::{
 
 /// Longest request: one with the name of an object.
 const REQUEST_BYTES_MAX: u64 = 512;
+/// Time for a look at the programs, less than clients wait. After it, the last one counts.
+const HEALTH_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// Maximum number of simultaneous responses; other clients wait. Each response holds a copy of the table.
 const CONNECTIONS_MAX: usize = 4;
 
@@ -100,7 +102,11 @@ pub async fn respond(mut stream: UnixStream, mailbox: Mailbox, controls: &Contro
         }
         REQUEST_SOURCE => serde_json::to_vec(&mailbox.ask(Query::Source).await?)?,
         REQUEST_PROBLEMS => serde_json::to_vec(&mailbox.ask(Query::Problems).await?)?,
-        REQUEST_HEALTH => serde_json::to_vec(&mailbox.ask(Query::Health).await?)?,
+        // Calls that get no answer take the check longer than clients wait.
+        REQUEST_HEALTH => match tokio::time::timeout(HEALTH_TIMEOUT, mailbox.ask(Query::Health)).await {
+            Ok(Ok(report)) => serde_json::to_vec(&report)?,
+            Ok(Err(_)) | Err(_) => serde_json::to_vec(&mailbox.ask(Query::LastHealth).await?)?,
+        },
         REQUEST_RESEED => match mailbox.order(Command::Reseed).await? {
             Ok(()) => b"ok\n".to_vec(),
             Err(error) => format!("error: {error}\n").into_bytes(),

@@ -4,7 +4,6 @@
 //! `resolve` has the slices as the source sent them, so that it can explain unreadable endpoints too. An agent has only
 //! the rows of its store.
 
-use crate::sorted::{sorted_map, sorted_set};
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
@@ -14,7 +13,10 @@ use super::{
     eligible::{Eligibility, FollowedHints, MergedEndpoints, Rule, SliceEndpoint, merged_endpoints},
     slice::{Endpoint, is_headless, parse_endpoint_address, service_label},
 };
-use crate::api::{EndpointSlice, EndpointSpec};
+use crate::{
+    api::{EndpointSlice, EndpointSpec},
+    sorted::{sorted_map, sorted_set},
+};
 
 /// Number of endpoints after which [`explain_stored`] explains no further slice: who asks must not keep the agent from
 /// its work.

@@ -8,7 +8,7 @@ use cproxy_datapath::bpf::{
 };
 use cproxy_tests::{
     manifest,
-    process::{Daemon, Signal, cproxy, eventually},
+    process::{Agent, Daemon, Signal, cproxy, eventually},
     sandbox::{Placement, Sandbox},
     world::{SYNC, World, start_agent, web_with},
 };
@@ -58,6 +58,31 @@ fn a_hook_that_is_shadowed() {
     );
     link_detach(link.as_fd()).unwrap();
     explain(&world).forwarded();
+}
+
+/// Calls that get no answer take the agent longer than a command waits: the last check counts.
+#[test]
+fn hooks_that_lead_elsewhere_without_an_answer() {
+    // Programs of another cproxy, whose agent is dead, come first.
+    let shadow = |sandbox: &Sandbox| {
+        let (pins, run) = (sandbox.pin_dir().with_file_name("other"), sandbox.dir().join("other-run"));
+        let mut other = Agent::new(sandbox).pin_dir(pins).run_dir(run).manifests(sandbox.manifest_dir()).spawn();
+        other.wait_log("ready after", SYNC);
+        other.kill();
+        Vec::new()
+    };
+    let world = World::builder().pods([1]).objects(web_with([1])).prepare(shadow).start();
+    let silent = ["no datagram arrives", "others there: "];
+    eventually(SYNC * 3, "the first check has ended", || {
+        let answer = explain(&world);
+        if silent.iter().all(|word| answer.verdict().contains(word)) { Ok(()) } else { Err(answer.0.stdout) }
+    });
+    explain(&world)
+        .fails_because(&["direct without translation: the programs have no effect"])
+        .has("broken", "programs", &silent);
+    let check = cproxy(&world.sandbox, &["check"]).stdout;
+    let hooks = check.lines().find(|line| line.split_whitespace().nth(1) == Some("hooks")).unwrap();
+    assert!(silent.iter().all(|word| hooks.contains(word)), "{check}");
 }
 
 #[test]

@@ -59,8 +59,8 @@ pub(in crate::agent) struct ProgramHealth {
     checks: AtomicU64,
     repairs: AtomicU64,
     canary_failures: AtomicU64,
-    /// Problems that the last check has shown.
-    problems: Mutex<Vec<String>>,
+    /// Report of the last check; `None` before the first.
+    last: Mutex<Option<HealthReport>>,
 }
 
 /// Requests of `cproxy check`.
@@ -69,8 +69,8 @@ pub(in crate::agent) type CheckRequests = mpsc::Receiver<oneshot::Sender<HealthR
 impl ProgramHealth {
     pub(in crate::agent) fn new() -> (Arc<Self>, CheckRequests) {
         let (requests, received) = mpsc::channel(CHECK_REQUESTS_MAX);
-        let (checks, repairs, canary_failures, problems) = Default::default();
-        (Arc::new(Self { changed: Notify::new(), requests, checks, repairs, canary_failures, problems }), received)
+        let (checks, repairs, canary_failures, last) = Default::default();
+        (Arc::new(Self { changed: Notify::new(), requests, checks, repairs, canary_failures, last }), received)
     }
 
     /// Has the task check, now or a few seconds after its last check.
@@ -83,13 +83,23 @@ impl ProgramHealth {
         self.requests.try_send(sender).ok();
     }
 
-    /// Problems that the last check has shown.
-    pub(in crate::agent) fn problems(&self) -> Vec<String> {
-        self.lock_problems().clone()
+    /// Report of the last check, for one that takes too long.
+    pub(in crate::agent) fn last(&self) -> HealthReport {
+        self.lock_last().clone().unwrap_or_else(|| HealthReport {
+            differences: Vec::new(),
+            canary: CanaryReport::NotWalked("the first check is under way".to_owned()),
+            repairs: 0,
+            ended_tasks: Vec::new(),
+        })
     }
 
-    fn lock_problems(&self) -> MutexGuard<'_, Vec<String>> {
-        self.problems.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Problems that the last check has shown.
+    pub(in crate::agent) fn problems(&self) -> Vec<String> {
+        self.lock_last().iter().flat_map(HealthReport::problems).collect()
+    }
+
+    fn lock_last(&self) -> MutexGuard<'_, Option<HealthReport>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Names and values, as `cproxy get counters` prints them.
@@ -200,24 +210,21 @@ impl HealthChecker {
             }
         }
         let canary = self.walk().await;
-        let symptom = match &canary {
-            CanaryReport::Failed(symptom) => Some(symptom.clone()),
-            CanaryReport::Reached | CanaryReport::Partly { .. } | CanaryReport::NotWalked(_) => None,
+        let report = HealthReport {
+            differences,
+            canary,
+            repairs: self.health.repairs.load(Ordering::Relaxed),
+            ended_tasks: self.tasks.ended().iter().map(ToString::to_string).collect(),
         };
-        let problems: Vec<_> = differences.iter().cloned().chain(symptom).collect();
+        let problems: Vec<_> = report.problems().collect();
         for problem in problems.iter().filter(|problem| !known.contains(problem)) {
             tracing::error!(name: "programs_ineffective", "{problem}");
         }
         if problems.is_empty() && !known.is_empty() {
             tracing::info!(name: "programs_effective", "the programs have their effect again");
         }
-        *self.health.lock_problems() = problems;
-        HealthReport {
-            differences,
-            canary,
-            repairs: self.health.repairs.load(Ordering::Relaxed),
-            ended_tasks: self.tasks.ended().iter().map(ToString::to_string).collect(),
-        }
+        *self.health.lock_last() = Some(report.clone());
+        report
     }
 
     fn record(&self) -> Option<Attachments> {

@@ -4,9 +4,9 @@
 //! and the agent, which has just written the table, is asked for names. A change and its reversal within a second are
 //! not seen.
 
-use cproxy_core::sorted_map;
 use std::{collections::BTreeMap, thread, time::Duration};
 
+use cproxy_core::sorted_map;
 use cproxy_datapath::bpf::{KernelReader, PinDir};
 use serde::Serialize;
 

@@ -152,6 +152,9 @@ fn programs(facts: &Facts) -> Finding {
         (Err(error), ..) => finding(State::Broken, "programs", error),
         (_, Some(obstacle), _) => finding(State::Broken, "programs", obstacle),
         (_, None, ProgramFacts::Looked(report)) => finding(State::Ok, "programs", report),
+        (_, None, ProgramFacts::Detached(_)) if facts.agent.is_ok() => {
+            finding(State::Degraded, "programs", "attached; the agent does not say whether they have their effect")
+        }
         (_, None, ProgramFacts::Detached(_)) => finding(State::Ok, "programs", "attached"),
     }
 }

@@ -1,6 +1,5 @@
 //! Claims of the Services on frontends, the first in precedence first.
 
-use crate::sorted_set;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -17,6 +16,7 @@ use crate::{
     desired::{ClaimRank, DesiredFrontend, may_claim, precedence},
     names::{Text, Texts},
     problem::{FRONTENDS_NAMED_MAX, some_of},
+    sorted_set,
     store::refill,
 };
 

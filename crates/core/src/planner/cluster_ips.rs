@@ -1,9 +1,8 @@
 //! ClusterIPs in the table: calls to ports of theirs that have no frontend are refused.
 
-use crate::sorted_map;
 use std::collections::BTreeMap;
 
-use crate::{Address, Problem, store::refill};
+use crate::{Address, Problem, sorted_map, store::refill};
 
 /// ClusterIPs that Services claim or the kernel has.
 #[derive(Debug)]

@@ -1,10 +1,9 @@
 //! Part of a table that the first lists of a new agent would take away.
 
-use crate::sorted_set;
 use std::collections::BTreeSet;
 
 use super::TablePlanner;
-use crate::{Action, Address, Store, desired_rows, store::is_most};
+use crate::{Action, Address, Store, desired_rows, sorted_set, store::is_most};
 
 /// Addresses with a frontend that leads to a backend, and those of them that would have none any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 //! Frontends that are written, replaced and deleted, and those that give way if the map is full.
 
-use crate::{sorted_map, sorted_set};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -10,6 +9,7 @@ use super::{Batch, OPS_AT_ONCE, Op, Phase, TablePlanner, cluster_ips::AddressCha
 use crate::{
     Address, Backend, Frontend, FrontendSource, Problem, Protocol, ServiceName,
     problem::{FRONTENDS_NAMED_MAX, some_of},
+    sorted_map, sorted_set,
 };
 
 /// Number of frontends that can be written during one grace period: a write takes about 1 us, a grace

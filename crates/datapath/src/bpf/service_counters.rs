@@ -1,11 +1,10 @@
 //! Counters by frontend, which the tracing set of the programs keeps: for a tracer as long as it runs, and for an agent
 //! with `--service-counters` all the time. The agent's map is pinned, and its tracers count in it, too.
 
-use cproxy_core::sorted_map;
 use std::{collections::BTreeMap, io, ops::AddAssign, path::PathBuf};
 
 use aya::maps::{Map, MapData, MapError, MapInfo, MapType, PerCpuHashMap};
-use cproxy_core::{Address, Frontend};
+use cproxy_core::{Address, Frontend, sorted_map};
 use cproxy_ebpf::{
     FrontendKey, PROTOCOL_ANY,
     observation::{COUNTED_FRONTENDS_MAX, COUNTS, Count},
