@@ -42,9 +42,21 @@ use crate::{
 const SETTINGS_HELP: &str = "Each flag can also be set in the environment (CPROXY_RUN_DIR for --run-dir), as a kernel \
                              parameter (cproxy.run-dir=DIR) or in /etc/cproxy/cproxy.conf: see docs/reference.md";
 
+/// End of the help of all.
+const FIRST_HELP: &str = "\
+An address does not answer? cproxy explain ADDRESS:PORT --probe
+Is all well? cproxy status";
+
+/// End of the help of `explain`.
+const EXPLAIN_HELP: &str = "\
+The first line says where a call goes: forwarded (to a backend), refused
+(ECONNREFUSED), dropped (EHOSTUNREACH), direct (to the address itself).
+USED in the table: yes, new connections; keeps, only those from before; no.
+Exit code: 0 it gets there, 1 it does not, 4 that cannot be said.";
+
 /// Makes Kubernetes Services work for the pod in a microVM.
 #[derive(Debug, Parser)]
-#[command(name = "cproxy", version)]
+#[command(name = "cproxy", version, after_help = FIRST_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -65,6 +77,7 @@ enum Command {
     /// Print the state in the kernel, with or without a running agent
     Get(get::GetOptions),
     /// Explain what a call to an address or a Service gets now, and why
+    #[command(after_help = EXPLAIN_HELP)]
     Explain(explain::ExplainOptions),
     /// Print each call that is translated, refused or dropped, as it happens
     Trace(trace::TraceOptions),

@@ -79,6 +79,13 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Self, TargetError> {
         let text = text.trim();
+        for (scheme, port) in [("http://", "80"), ("https://", "443")] {
+            if let Some(rest) = text.strip_prefix(scheme) {
+                let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
+                let has_port = host.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
+                return if has_port { host.parse() } else { format!("{host}:{port}").parse() };
+            }
+        }
         if let Some(address) = parse_address(text) {
             return Ok(Self::Address(address));
         }
@@ -175,6 +182,9 @@ mod tests {
             ("web.default.svc.cluster.local.", "default/web"),
             ("web.default.svc.example.org:53/udp", "default/web:53/UDP"),
             ("default/udp", "default/udp"),
+            ("http://203.0.113.9", "203.0.113.9:80/TCP"),
+            ("https://[fd00::1]/a/b", "[fd00::1]:443/TCP"),
+            ("http://web.default:8080/?q", "default/web:8080"),
         ] {
             let target: Target = text.parse().unwrap();
             assert_eq!(target.to_string(), shown);

@@ -32,7 +32,7 @@ use crate::{
     report::{HealthReport, Names, SourceReport},
     run_dir::{
         self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_problems, fetch_services,
-        fetch_source, life,
+        fetch_source, life, stopped_agent,
     },
 };
 
@@ -85,7 +85,7 @@ fn of_machine(request: &CheckRequest<'_>) -> Vec<Requirement> {
     all.extend(socket_requirements(&pins));
     all.push(optional("restore", restore()));
     let agent = AgentState::of(run_dir, &pins);
-    all.push(optional("agent", agent.result()));
+    all.push(optional("agent", stopped_agent(run_dir).map_or_else(|| agent.result(), degraded)));
     all.push(optional("confinement", confinement(run_dir, &agent)));
     // The agent puts programs back.
     all.extend(health_of_agent(run_dir, &agent));
@@ -186,6 +186,9 @@ fn other_programs(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult
     degraded(named(&others))
 }
 
+/// Maximum number of other cproxys that the line names.
+const OTHERS_NAMED_MAX: usize = 3;
+
 /// The programs of others. Those of another cproxy, which have the names of ours, are counted.
 fn named(others: &[OtherProgram]) -> String {
     let (mut cproxys, mut names) = (BTreeMap::<_, u64>::new(), Vec::new());
@@ -198,7 +201,11 @@ fn named(others: &[OtherProgram]) -> String {
     let another = |(cgroup, count): (&PathBuf, _)| {
         format!("another cproxy is attached to {} ({})", cgroup.display(), counted(count, "program", "programs"))
     };
-    let mut parts: Vec<_> = cproxys.into_iter().map(another).collect();
+    let more = cproxys.len().saturating_sub(OTHERS_NAMED_MAX);
+    let mut parts: Vec<_> = cproxys.into_iter().take(OTHERS_NAMED_MAX).map(another).collect();
+    if more != 0 {
+        parts.push(format!("and {more} more"));
+    }
     if !names.is_empty() {
         let names = names.join("; ");
         parts.push(format!("they run beside cproxy, and each can deny a call or change its address: {names}"));
@@ -451,7 +458,10 @@ fn no_report(run_dir: &Path, state: &AgentState, error: &io::Error) -> CheckResu
         (_, AgentState::NotThere) => ok("no agent has been started"),
         (_, AgentState::HasEnded(_)) => degraded("no agent runs, which would say"),
         (io::ErrorKind::PermissionDenied, AgentState::Lives(_)) => unknown(explain_silence(run_dir, error)),
-        (_, AgentState::Lives(_)) => missing(explain_silence(run_dir, error)),
+        (_, AgentState::Lives(_)) => match stopped_agent(run_dir) {
+            Some(stopped) => unknown(stopped),
+            None => missing(explain_silence(run_dir, error)),
+        },
     }
 }
 

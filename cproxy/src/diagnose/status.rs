@@ -13,7 +13,7 @@ use crate::{
     report::{Colour, Screen, one_line, time},
     run_dir::{
         self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_gauges, fetch_health, fetch_problems,
-        fetch_source, life, ready_seconds,
+        fetch_source, life, ready_seconds, stopped_agent,
     },
 };
 
@@ -31,7 +31,7 @@ pub(crate) struct StatusRow {
     version: String,
     /// Whether an agent runs and all is well, as far as that is known.
     ok: bool,
-    /// The agent: `ready`, `starting`, `killed` or `none`.
+    /// The agent: `ready`, `starting`, `stopped`, `killed` or `none`.
     agent: &'static str,
     /// Process of the agent.
     pid: Option<i32>,
@@ -80,8 +80,10 @@ pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
     let silence = gauges.as_ref().err().map(|error| explain_silence(run_dir, error));
     let gauge = |name: &str| gauges.as_ref().ok().and_then(|gauges| gauges.get(name).copied());
     let (source, health) = (fetch_source(run_dir).ok(), fetch_health(run_dir).ok());
-    let ready_seconds = ready_seconds(run_dir);
+    let is_alive = matches!(life, Life::Alive | Life::Unknown);
+    let ready_seconds = ready_seconds(run_dir).filter(|_| is_alive);
     let agent = match (life, ready_seconds) {
+        (Life::Alive | Life::Unknown, _) if stopped_agent(run_dir).is_some() => "stopped",
         (Life::Alive | Life::Unknown, Some(_)) => "ready",
         (Life::Alive | Life::Unknown, None) => "starting",
         (Life::Killed, _) => "killed",
@@ -142,6 +144,7 @@ impl StatusRow {
             ("ready", Some(seconds)) => (format!("{pid}ready for {}", time(seconds)), Colour::Green),
             ("killed", _) => (format!("{KILLED}: start cproxy run"), Colour::Red),
             ("none", _) => (format!("{ENDED}: start cproxy run"), Colour::Red),
+            ("stopped", _) => (self.silence.clone().unwrap_or_default(), Colour::Red),
             (state, _) => (format!("{pid}{state}: cproxy wait says what is missing"), Colour::Yellow),
         };
         lines.push(("agent", agent.0, Some(agent.1)));
@@ -158,7 +161,7 @@ impl StatusRow {
             lines.push(("last change", changed, None));
             let problems = match self.problems {
                 Some(0) => ("none".to_owned(), Colour::Green),
-                problems => (format!("{}: cproxy get problems", number(problems)), Colour::Yellow),
+                problems => (format!("{} (cproxy get problems)", number(problems)), Colour::Yellow),
             };
             lines.push(("problems", problems.0, Some(problems.1)));
         }

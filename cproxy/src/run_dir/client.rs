@@ -151,14 +151,14 @@ pub fn explain_silence(run_dir: &Path, error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => {
             format!("only root may ask the agent at {}: run this as root", socket.display())
         }
-        _ => match agent(run_dir).ok().filter(|agent| matches!(state_of(*agent), Some('T' | 't'))) {
-            Some(agent) => {
-                let pid = agent.as_raw_nonzero();
-                format!("the agent, process {pid}, is stopped: `kill -CONT {pid}` lets it go on")
-            }
-            None => format!("no agent answers at {}: {error}", socket.display()),
-        },
+        _ => stopped_agent(run_dir).unwrap_or_else(|| format!("no agent answers at {}: {error}", socket.display())),
     }
+}
+
+/// Words for an agent that a signal or a debugger has stopped, if it is so. Only root can learn that.
+pub fn stopped_agent(run_dir: &Path) -> Option<String> {
+    let pid = agent(run_dir).ok().filter(|agent| matches!(state_of(*agent), Some('T' | 't')))?.as_raw_nonzero();
+    Some(format!("the agent, process {pid}, is stopped: `kill -CONT {pid}` lets it go on"))
 }
 
 /// State of a process: `T` if a signal has stopped it, `t` if a debugger has (proc_pid_stat(5)).

@@ -58,14 +58,18 @@ const FAULTS: [Fault; 10] = [
     Fault {
         question: &["203.0.113.5", "80"],
         code: 0,
-        words: &["forwarded to one of 2 backends of Service default/ext-a"],
+        words: &["forwarded to one of 2 backends (not called; --probe calls them) of Service default/ext-a"],
         without_agent: (0, "forwarded"),
     },
     Fault {
         question: &["default/sticky"],
         code: 0,
-        words: &["forwarded to backend 10.244.0.", "by session affinity for ", " more (last new connection "],
-        without_agent: (0, "by session affinity for "),
+        words: &[
+            "forwarded to backend 10.244.0.",
+            "by session affinity of this network namespace for ",
+            " more (last new connection ",
+        ],
+        without_agent: (0, "by session affinity of this network namespace for "),
     },
     Fault {
         question: &["10.96.0.10:81"],
@@ -86,9 +90,9 @@ const FAULTS: [Fault; 10] = [
     },
     Fault {
         question: &["10.96.0.28", "80"],
-        code: 0,
+        code: 4,
         words: &[
-            "direct to the address itself: no Service has it; what cannot be read may have it",
+            "direct to the address itself: no Service has it; a file that cannot be read may have it",
             "bad.yaml: ",
             "line 3",
         ],
@@ -97,7 +101,11 @@ const FAULTS: [Fault; 10] = [
     Fault {
         question: &["gone.default", "80", "--probe"],
         code: 1,
-        words: &["forwarded to one of 2 backends", "which all fail: 10.244.0.", "refuses connections: nothing listens"],
+        words: &[
+            "forwarded to one of 2 backends",
+            "which all fail, such as 10.244.0.",
+            "it refuses connections: nothing listens",
+        ],
         without_agent: (1, "which all fail"),
     },
 ];
@@ -179,7 +187,14 @@ fn each_fault_is_named_first_from_outside_as_another_user_and_without_an_agent()
         let killed = ["the agent was killed", "start cproxy run"];
         drop(from_outside(&world.sandbox, &arguments).says(*code, &[*words]).has("degraded", "agent", &killed));
         let by_name = from_outside(&world.sandbox, &["default/empty"]);
-        drop(by_name.says(4, &["default/empty: unknown: only a running agent knows", killed[0], killed[1]]));
+        drop(by_name.says(
+            4,
+            &[
+                "default/empty: unknown: only a running agent knows Service default/empty by name; ask by its address",
+                killed[0],
+                killed[1],
+            ],
+        ));
     }
 }
 

@@ -132,13 +132,13 @@ fn one_screen_shows_agent_source_and_table() {
     manifest::write_text(&world.sandbox.manifest_dir(), "bad.yaml", "a: [");
     eventually(SYNC, "a problem", || {
         let status = status(&world, &[]);
-        if status.code == 1 && status.stdout.contains("1: cproxy get problems") { Ok(()) } else { Err(status.stdout) }
+        if status.code == 1 && status.stdout.contains("1 (cproxy get problems)") { Ok(()) } else { Err(status.stdout) }
     });
     world.agent.kill();
     let text = status(&world, &[]).failure(1).stdout;
     assert!(text.contains("the agent was killed") && !text.contains("problems"), "{text}");
     let json = status(&world, &["-o", "json"]).failure(1).stdout;
-    assert!(json.contains("\"agent\": \"killed\"") && json.contains("\"services\": null"), "{json}");
+    assert!(json.contains("\"agent\": \"killed\"") && json.contains("\"ready_seconds\": null"), "{json}");
 }
 
 #[test]
@@ -151,9 +151,14 @@ fn an_agent_that_is_stopped() {
     assert!(answer.verdict().contains("unless that has changed: the agent, process"), "{}", answer.verdict());
     let names = cproxy(&world.sandbox, &["get", "services", "-o", "name"]);
     assert!(names.code == 1 && words.iter().all(|word| names.stderr.contains(word)), "{names:?}");
-    let check = cproxy(&world.sandbox, &["check"]).stdout;
-    let hooks = check.lines().find(|line| line.split_whitespace().nth(1) == Some("hooks")).unwrap();
-    assert!(words.iter().all(|word| hooks.contains(word)), "{check}");
+    let check = cproxy(&world.sandbox, &["check"]).success().stdout;
+    for (state, name) in [("degraded", "agent"), ("unknown", "hooks"), ("unknown", "source")] {
+        let is_it = |line: &&str| line.starts_with(state) && line.split_whitespace().nth(1) == Some(name);
+        let line = check.lines().find(is_it).unwrap_or_else(|| panic!("{state} {name}: {check}"));
+        assert!(words.iter().all(|word| line.contains(word)), "{check}");
+    }
+    let status = cproxy(&world.sandbox, &["status", "-o", "json"]).failure(1).stdout;
+    assert!(status.contains("\"agent\": \"stopped\""), "{status}");
     world.agent.signal(Signal::CONT);
 }
 

@@ -45,7 +45,11 @@ fn a_healthy_service_is_found_by_each_name() {
             .has("ok", "table", &["the kernel has what the agent wants"]);
     }
     let answer = explain(&world).forwarded();
-    assert!(answer.verdict().contains("one of 2 backends of Service default/web, port http (ClusterIP)"));
+    assert!(
+        answer.verdict().contains(
+            "one of 2 backends (not called; --probe calls them) of Service default/web, port http (ClusterIP)"
+        )
+    );
     let json = Answer::to(&world.sandbox, &[CALL, "-o", "json"]).0.json();
     assert_eq!(json["ok"], true);
     assert_eq!(json["calls"][0]["outcome"], "forwarded");

@@ -172,6 +172,8 @@ fn process(facts: &Facts) -> Finding {
     };
     let subject = format!("{pid}/{command}{of}, uid {uid}, {cgroup}");
     match process_obstacle(process) {
+        // Who asks from another shell wants to know about others.
+        Some(_) if *is_self => finding(State::Ok, "process", format!("{subject}: not served itself")),
         Some(_) => finding(State::Broken, "process", format!("{subject}: its calls are not translated")),
         None if facts.kernel.is_ok() => finding(State::Ok, "process", format!("{subject}: its calls are translated")),
         None => finding(State::Ok, "process", subject),
@@ -199,7 +201,8 @@ fn node(facts: &Facts) -> Option<Finding> {
     let report = &facts.agent.as_ref().ok()?.report;
     let name = report.node_name.as_ref().filter(|_| !report.has_node)?;
     let detail = format!(
-        "the source has no Node {name}, or the agent may not read it: hints for zones do not count; check --node-name"
+        "the source has no Node {name} (--node-name), or the agent may not read it: Services with \
+         internalTrafficPolicy Local have no endpoint here, and hints for zones do not count"
     );
     Some(finding(State::Degraded, "node", detail))
 }
@@ -290,10 +293,6 @@ fn sockets(facts: &Facts) -> Vec<Finding> {
 
 /// Outcome of the calls to backends, as far as they are known to fail if none was made.
 fn backends(facts: &Facts) -> Vec<Finding> {
-    let has_backends = facts.kernel.iter().flat_map(|kernel| &kernel.frontends).any(|row| !row.backends.is_empty());
-    if facts.probes.is_empty() && has_backends {
-        return vec![finding(State::Ok, "backends", "not called; --probe calls them")];
-    }
     let finding_of = |Probe { backend, outcome, .. }: &Probe| {
         let state = if outcome.is_good() { State::Ok } else { State::Degraded };
         finding(state, "backend", format!("{backend} {outcome}"))

@@ -9,7 +9,7 @@ use super::{
     findings::{Finding, findings, process_obstacle},
     verdict::{Outcome, Verdict, verdicts},
 };
-use crate::report::{Colour, EndpointRow, Screen, endpoints_text, one_line, printable_lines};
+use crate::report::{Colour, EndpointRow, Screen, ServiceReport, endpoints_text, one_line, printable_lines};
 
 /// Columns of a state, and of a fact's name.
 const STATE_COLUMNS: usize = 10;
@@ -61,7 +61,7 @@ pub fn json(facts: &Facts) -> serde_json::Result<(String, Option<bool>)> {
 /// The answer as text, and whether all calls get where they should.
 #[must_use]
 pub fn text(facts: &Facts, screen: &Screen) -> (String, Option<bool>) {
-    let Answer { ok, calls, findings, endpoints, .. } = answer(facts);
+    let Answer { ok, calls, findings, .. } = answer(facts);
     let mut text = String::new();
     for verdict in calls.iter().take(VERDICTS_MAX) {
         text.push_str(&line_of(verdict, screen));
@@ -84,9 +84,10 @@ pub fn text(facts: &Facts, screen: &Screen) -> (String, Option<bool>) {
         let detail = screen.hanging(STATE_COLUMNS + NAME_COLUMNS, &one_line(detail));
         writeln!(text, "{state}{gap}{name:NAME_COLUMNS$}{detail}").ok();
     }
-    if !endpoints.is_empty() {
-        let endpoints: Vec<_> = endpoints.into_iter().cloned().collect();
-        write!(text, "\n{}", printable_lines(&endpoints_text(&endpoints))).ok();
+    let services = facts.agent.iter().flat_map(|agent| &agent.report.services);
+    for ServiceReport { service, endpoints, .. } in services.filter(|service| !service.endpoints.is_empty()) {
+        let table = printable_lines(&endpoints_text(endpoints));
+        writeln!(text, "\nService {}:\n{}", one_line(service), table.trim_end()).ok();
     }
     (text, ok)
 }

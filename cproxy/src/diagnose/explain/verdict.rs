@@ -182,19 +182,24 @@ fn of_row(
 fn forwarded(facts: &Facts, row: &FrontendRow, of_service: Option<String>, affinity: Option<AffinityFact>) -> Ruling {
     let kept = affinity.and_then(|affinity| Some((affinity, affinity.backend?)));
     let targets: Vec<_> = kept.map_or_else(|| row.backends.clone(), |(_, backend)| vec![backend]);
-    let of_service = of_service.map_or_else(String::new, |service| format!(" of {service}"));
-    let mut reason = match (targets.as_slice(), affinity) {
-        ([one], None) => format!("to backend {one}{of_service}"),
-        ([one], Some(affinity)) => format!("to backend {one}{of_service}, {}", kept_for(affinity)),
-        (many, None) => format!("to one of {} backends{of_service}", many.len()),
-        (many, Some(affinity)) => format!("to one of {} backends{of_service}, {}", many.len(), kept_for(affinity)),
-    };
     let is_target = |probe: &&Probe| {
         let Backend { address, port } = probe.backend;
         probe.protocol.to_string() == row.protocol
             && targets.contains(&BackendAddress { address: address.into(), port })
     };
-    let mut failures = facts.probes.iter().filter(is_target).filter(|probe| !probe.outcome.is_good());
+    let called = facts.probes.iter().filter(is_target);
+    let not_called = if called.clone().next().is_none() { " (not called; --probe calls it)" } else { "" };
+    let of_service = of_service.map_or_else(String::new, |service| format!(" of {service}"));
+    let mut reason = match (targets.as_slice(), affinity) {
+        ([one], None) => format!("to backend {one}{not_called}{of_service}"),
+        ([one], Some(affinity)) => format!("to backend {one}{not_called}{of_service}, {}", kept_for(affinity)),
+        (many, affinity) => {
+            let not_called = not_called.replace("calls it", "calls them");
+            let kept = affinity.map_or_else(String::new, |affinity| format!(", {}", kept_for(affinity)));
+            format!("to one of {} backends{not_called}{of_service}{kept}", many.len())
+        }
+    };
+    let mut failures = called.filter(|probe| !probe.outcome.is_good());
     let (count, first) = (failures.clone().count(), failures.next());
     let code = match first {
         Some(Probe { outcome, .. }) if targets.len() == 1 => {
@@ -202,23 +207,21 @@ fn forwarded(facts: &Facts, row: &FrontendRow, of_service: Option<String>, affin
             "backends-fail"
         }
         Some(Probe { backend, outcome, .. }) if count == targets.len() => {
-            reason.push_str(&format!(", which all fail: {backend} {outcome}"));
+            reason.push_str(&format!(", which all fail, such as {backend}: it {outcome}"));
             "backends-fail"
         }
         Some(Probe { backend, outcome, .. }) => {
             let fail = if count == 1 { "fails" } else { "fail" };
-            reason.push_str(&format!(", of which {count} {fail}: {backend} {outcome}"));
+            reason.push_str(&format!(", of which {count} {fail}, such as {backend}: it {outcome}"));
             "some-backends-fail"
         }
-        None => {
-            let doubt = match &facts.agent {
-                Err(error) => Some(&**error),
-                Ok(agent) => agent.report.source.is_stale().then_some("the source is stale"),
-            };
-            reason.extend(doubt.map(|doubt| format!(", unless that has changed: {doubt}")));
-            "forwarded"
-        }
+        None => "forwarded",
     };
+    let doubt = match &facts.agent {
+        Err(error) => Some(&**error),
+        Ok(agent) => agent.report.source.is_stale().then_some("the source is stale"),
+    };
+    reason.extend(doubt.map(|doubt| format!(", unless that has changed: {doubt}")));
     Ruling { outcome: Outcome::Forwarded, ok: Some(code != "backends-fail"), code: code.to_owned(), reason }
 }
 
@@ -227,7 +230,7 @@ fn kept_for(affinity: AffinityFact) -> String {
     let timeout = u64::from(affinity.timeout_seconds);
     match affinity.idle_seconds {
         Some(idle) => format!(
-            "by session affinity for {} more (last new connection {} ago)",
+            "by session affinity of this network namespace for {} more (last new connection {} ago)",
             time(timeout.saturating_sub(idle)),
             time(idle)
         ),
@@ -361,7 +364,8 @@ fn without_service(facts: &Facts, call: Option<Frontend>) -> Ruling {
         }
         Some(agent) => {
             let (unread, port) = (may_be_unread(agent), port_in(&facts.target));
-            Ruling::direct("no-service", &format!("no Service has it{port}{unread}"))
+            let ok = unread.is_empty().then_some(true);
+            Ruling { ok, ..Ruling::direct("no-service", &format!("no Service has it{port}{unread}")) }
         }
         None => Ruling::direct("no-service", "the kernel's table does not have it, and no agent runs that knows more"),
     }
@@ -399,7 +403,7 @@ fn may_be_unread(agent: &AgentFacts) -> String {
     let more = if more == 0 { String::new() } else { format!("; and {more} more: cproxy get problems") };
     match unread.get(..UNREAD_MAX.min(unread.len())) {
         None | Some([]) => String::new(),
-        Some(some) => format!("; what cannot be read may have it: {}{more}", some.join("; ")),
+        Some(some) => format!("; a file that cannot be read may have it: {}{more}", some.join("; ")),
     }
 }
 
@@ -421,7 +425,8 @@ fn unknown(facts: &Facts) -> Verdict {
             }
         },
         (Target::Service(name, _), _, Err(error)) => {
-            Ruling::unknown("no-agent", format!("only a running agent knows the addresses of Service {name}: {error}"))
+            let reason = format!("only a running agent knows Service {name} by name; ask by its address: {error}");
+            Ruling::unknown("no-agent", reason)
         }
         (_, Err(error), _) => Ruling::unknown("no-table", error.clone()),
         (_, Ok(_), _) => without_service(facts, None),
