@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    io::{self, Write as _},
     net::SocketAddr,
     ops::RangeInclusive,
     path::PathBuf,
@@ -214,7 +215,7 @@ fn report_usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         DisplayHelp | DisplayVersion => finish(print(&wrapped_help(&text))),
         DisplayHelpOnMissingArgumentOrSubcommand => {
-            eprint!("{}", wrapped_help(&text));
+            io::stderr().write_all(wrapped_help(&text).as_bytes()).ok();
             exit(EXIT_USAGE)
         }
         _ => {
@@ -273,7 +274,8 @@ fn usage_error(message: &str) -> ! {
 }
 
 fn print_error(message: &str) {
-    eprintln!("cproxy-relay: {}", without_os_codes(message));
+    let line = format!("cproxy-relay: {}\n", without_os_codes(message));
+    io::stderr().write_all(line.as_bytes()).ok();
 }
 
 #[cfg(test)]

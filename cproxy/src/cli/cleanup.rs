@@ -5,7 +5,10 @@ use std::path::Path;
 use clap::Args;
 use cproxy_datapath::bpf::{Environment, PinDir, Program};
 
-use super::{options::Places, output::print};
+use super::{
+    options::Places,
+    output::{print, print_error},
+};
 use crate::run_dir;
 
 /// Flags of `cproxy cleanup`.
@@ -36,7 +39,7 @@ pub(super) fn remove(pin_dir: &Path, run_dir: &Path) -> anyhow::Result<usize> {
     // No agent runs on these pins; a killed agent's files in the run directory are no longer true.
     run_dir::clear_unused(run_dir)?;
     for path in &foreign {
-        eprintln!("cproxy: {}: not cproxy's; left alone", path.display());
+        print_error(&format_args!("{}: not cproxy's; left alone", path.display()));
     }
     Ok(removed.len())
 }

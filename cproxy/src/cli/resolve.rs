@@ -15,7 +15,7 @@ use cproxy_datapath::bpf::KernelMaps;
 
 use super::{
     options::{Format, OutputOptions, parse_service_name},
-    output::{print, print_rows},
+    output::{print, print_error, print_rows},
 };
 use crate::{
     config::{NodeNameSettings, NodeSettings},
@@ -110,11 +110,13 @@ fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objec
             problems.iter().partition(|problem| !is_other(problem))
         }
     };
-    shown.iter().for_each(|problem| eprintln!("cproxy: {problem}"));
+    shown.iter().for_each(|problem| print_error(problem));
     match others.len() {
         0 => {}
-        1 => eprintln!("cproxy: 1 problem of another object is not shown; omit --explain to see it"),
-        count => eprintln!("cproxy: {count} problems of other objects are not shown; omit --explain to see them"),
+        1 => print_error(&"1 problem of another object is not shown; omit --explain to see it"),
+        count => {
+            print_error(&format_args!("{count} problems of other objects are not shown; omit --explain to see them"));
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Errors in the usage of a command, in one line.
 
-use std::{env, ffi::OsString, path::PathBuf, process::ExitCode};
+use std::{env, ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
 
 use clap::{
     ValueEnum as _,
@@ -28,7 +28,7 @@ pub(super) fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode
     if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
         let text = wrapped_help(&error.to_string());
         if error.use_stderr() {
-            eprint!("{text}");
+            std::io::stderr().write_all(text.as_bytes()).ok();
             return ExitCode::from(exit_codes::USAGE);
         }
         return print(&text).map_or_else(

@@ -14,7 +14,9 @@ use cproxy_datapath::bpf::PinDir;
 use cproxy_tests::{
     UNMOUNT_CGROUP2,
     manifest::{self, Service, Slice, http_service},
-    process::{Agent, Output, cproxy, cproxy_binary, cproxy_with_input, cproxy_with_variable, eventually, run},
+    process::{
+        Agent, Output, cproxy, cproxy_binary, cproxy_command, cproxy_with_input, cproxy_with_variable, eventually, run,
+    },
     sandbox::{Placement, Sandbox},
 };
 use serde_json::{Value, json};
@@ -215,6 +217,14 @@ fn output_that_cannot_be_written_is_an_error_that_says_why() {
         }
         let output = under(&sandbox, "sh", &["-c", "\"$0\" \"$@\" | true"], command);
         assert_eq!((output.code, &*output.stderr), (0, ""), "a reader that has had enough is no error");
+    }
+    // Nobody reads errors: that is no reason for a panic.
+    manifest::write_text(&sandbox.manifest_dir(), "bad.yaml", "a: [");
+    for (command, code) in [(&["resolve", "--manifests", &empty][..], 1), (&["get"], 2), (&["set", "x"], 2)] {
+        let (_, writer) = std::io::pipe().unwrap();
+        let mut program = cproxy_command(&sandbox, command);
+        let status = program.stdout(std::process::Stdio::null()).stderr(writer).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{command:?}: {status}");
     }
 }
 
