@@ -7,6 +7,9 @@ use cproxy_core::{Address, Frontend, Protocol, ServiceName, parse_address};
 /// Maximum length of a name's part (RFC 1123, 2.1).
 const LABEL_BYTES_MAX: usize = 63;
 
+/// Length of what is no port that an error shows.
+const PORT_CHARS_MAX: usize = 20;
+
 /// Destination of calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -86,7 +89,8 @@ impl FromStr for Target {
                 return if has_port { host.parse() } else { format!("{host}:{port}").parse() };
             }
         }
-        if let Some(address) = parse_address(text) {
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).filter(|text| text.contains(':'));
+        if let Some(address) = parse_address(bare.unwrap_or(text)) {
             return Ok(Self::Address(address));
         }
         let Some((host, port)) = text.rsplit_once(':') else {
@@ -121,7 +125,10 @@ fn target_port(text: &str) -> Result<TargetPort, TargetError> {
         Some(other) => return Err(TargetError::Protocol(other.to_owned())),
     };
     let number = port.parse().ok().filter(|&port| port != 0);
-    Ok(TargetPort { number: number.ok_or_else(|| TargetError::Port(port.to_owned()))?, protocol })
+    Ok(TargetPort {
+        number: number.ok_or_else(|| TargetError::Port(port.chars().take(PORT_CHARS_MAX).collect()))?,
+        protocol,
+    })
 }
 
 /// Service of `default/web`, or of its name in DNS with or without the cluster's domain.
@@ -170,6 +177,7 @@ mod tests {
         for (text, shown) in [
             ("10.96.0.10", "10.96.0.10"),
             ("fd00::1", "fd00::1"),
+            ("[fd00::1]", "fd00::1"),
             ("10.96.0.10:80", "10.96.0.10:80/TCP"),
             ("10.96.0.10:53/udp", "10.96.0.10:53/UDP"),
             ("[FD00:0::1]:80/TCP", "[fd00::1]:80/TCP"),

@@ -20,8 +20,8 @@ pub(super) fn run(options: &ReseedOptions) -> anyhow::Result<()> {
     let dir = &options.run.run_dir;
     let response = request_reseed(dir);
     let response = response.map_err(|error| anyhow::anyhow!(explain_silence(dir, &error)))?;
-    match response.trim().strip_prefix("error: ") {
-        Some(error) => anyhow::bail!("{}", printable(error)),
-        None => print("endpoints are chosen from a new seed\n"),
+    match response.trim() {
+        "ok" => print("endpoints are chosen from a new seed\n"),
+        other => anyhow::bail!("{}", printable(other.strip_prefix("error: ").unwrap_or(other))),
     }
 }

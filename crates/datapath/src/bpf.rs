@@ -51,7 +51,7 @@ pub use counters::read_counters;
 pub use cproxy_ebpf::observation::Verdict as TraceVerdict;
 pub use environment::{Environment, EnvironmentError, Mount, Scope};
 pub use error::TableError;
-pub use exclusions::{CgroupError, excluded_cgroup, netns_cookie, netns_cookie_of, read_exclusions};
+pub use exclusions::{CgroupError, excluded_cgroup, in_netns_of, netns_cookie, read_exclusions};
 pub use handover::{end_handover, has_kept};
 pub use hook_times::{HookTime, hook_times};
 pub use install::{InstallError, Loaded, Program, attached, install, try_load};

@@ -211,6 +211,15 @@ fn a_process_outside_and_an_excluded_user_are_named_from_outside() {
         let name = fs::read_to_string(format!("/proc/{}/comm", process.pid())).map_err(|error| error.to_string())?;
         if name == "sleep\n" { Ok(()) } else { Err(name) }
     };
+    // Backends are called from where the process is.
+    let mut apart = Command::new("unshare");
+    apart.args(["-n", "sleep", "1000"]);
+    let mut apart = Daemon::spawn(sandbox, "unshare", Placement::Hooked, apart);
+    apart.wait_until(SYNC, "it sleeps", is_asleep);
+    let pid = apart.pid().to_string();
+    drop(from_outside(sandbox, &["default/web:80/tcp", "--probe"]).says(0, &["forwarded to backend"]));
+    drop(from_outside(sandbox, &["default/web:80/tcp", "--pid", &pid, "--probe"]).says(1, &["cannot be reached"]));
+    drop(from_outside(sandbox, &["default/web:80/tcp", "--pid", &pid]).says(1, &["cannot be reached"]));
     for (user, placement, code, words) in [
         ("--reuid=0", Placement::Hooked, 0, "forwarded to backend"),
         ("--reuid=0", Placement::Beside, 1, "its cgroup"),

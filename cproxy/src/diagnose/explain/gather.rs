@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, fs, io, path::Path, thread, time::Duration};
 use cproxy_core::{Address, Backend, Frontend, KernelSet, KernelTable, Protocol, sorted_set};
 use cproxy_datapath::{
     bpf::{
-        KernelReader, PinDir, ProcessCgroup, Program, attached, client_affinity, missing_programs, netns_cookie,
-        netns_cookie_of, read_exclusions,
+        KernelReader, PinDir, ProcessCgroup, Program, attached, client_affinity, in_netns_of, missing_programs,
+        netns_cookie, read_exclusions,
     },
     sockets::{self, DirectSocket},
 };
@@ -53,19 +53,13 @@ pub fn gather(target: Target, pid: Option<u32>, probes: bool, pins: &PinDir, run
         facts.sockets = sockets(pins, &calls);
     }
     let backends = backends(&facts, &calls);
-    if probes {
-        facts.probes = probe(&backends);
-    } else if has_own_network(pid) {
-        facts.probes = without_route(&backends, &socket_setup(pins));
-    }
+    let setup = socket_setup(pins);
+    let look = || if probes { probe(&backends) } else { without_route(&backends, &setup) };
+    facts.probes = match pid {
+        None => look(),
+        Some(pid) => in_netns_of(pid, look).unwrap_or_default(),
+    };
     facts
-}
-
-/// Whether the process is in the network namespace of this one.
-fn has_own_network(pid: Option<u32>) -> bool {
-    let Some(pid) = pid else { return true };
-    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/net")).ok();
-    namespace("self").is_some_and(|own| namespace(&pid.to_string()) == Some(own))
 }
 
 /// Links of ours that are not attached.
@@ -153,7 +147,11 @@ fn process(pid: Option<u32>, pins: &PinDir) -> Result<ProcessFacts, String> {
     let cgroup = ProcessCgroup::of(pid).map_err(|error| error.to_string());
     let exclusions = read_exclusions(pins).unwrap_or_default();
     let installed = cgroup.as_ref().ok().filter(|_| pins.check_installed().is_ok());
-    let cookie = pid.map_or_else(netns_cookie, netns_cookie_of).ok();
+    let cookie = match pid {
+        None => netns_cookie(),
+        Some(pid) => in_netns_of(pid, netns_cookie).and_then(|cookie| cookie),
+    };
+    let cookie = cookie.ok();
     let missing = installed.and_then(|cgroup| missing_programs(pins, &cgroup.dir).ok());
     let ids = cgroup.as_ref().map(|cgroup| cgroup.ids.as_slice()).unwrap_or_default();
     Ok(ProcessFacts {

@@ -83,18 +83,20 @@ pub fn netns_cookie() -> io::Result<u64> {
     if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Cookie of a process's network namespace.
+/// Does work in a process's network namespace, on a thread that ends there.
 ///
 /// # Errors
-/// There is no such process, the namespace may not be entered (`CAP_SYS_ADMIN`), or the kernel has no cookies.
-pub fn netns_cookie_of(pid: u32) -> io::Result<u64> {
+/// There is no such process, or its namespace may not be entered (`CAP_SYS_ADMIN`).
+pub fn in_netns_of<T: Send>(pid: u32, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let netns = fs::File::open(format!("/proc/{pid}/ns/net"))?;
-    // The thread ends in the other namespace.
-    let in_there = thread::Builder::new().spawn(move || {
+    let in_there = move || {
         move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
-        netns_cookie()
-    })?;
-    in_there.join().map_err(|_| io::ErrorKind::Other)?
+        Ok(work())
+    };
+    thread::scope(|scope| {
+        let spawned = thread::Builder::new().spawn_scoped(scope, in_there)?;
+        spawned.join().map_err(|_| io::Error::from(io::ErrorKind::Other))?
+    })
 }
 
 /// Exclusions that the programs follow.
