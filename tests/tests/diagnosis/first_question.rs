@@ -99,12 +99,12 @@ const FAULTS: [Fault; 10] = [
         without_agent: (0, "no agent runs that knows more"),
     },
     Fault {
-        question: &["gone.default", "80", "--probe"],
+        question: &["gone.default", "53/udp", "--probe"],
         code: 1,
         words: &[
             "forwarded to one of 2 backends",
             "which all fail, such as 10.244.0.",
-            "it refuses connections: nothing listens",
+            "it refuses datagrams: nothing listens",
         ],
         without_agent: (1, "which all fail"),
     },
@@ -133,8 +133,8 @@ fn objects() -> Vec<Value> {
         http("sticky", 26).client_ip_affinity(10_800).into(),
         ready("sticky").into(),
         http("node-port", 27).node_port(30_080).into(),
-        http("gone", 29).into(),
-        Slice::v4("gone").tcp("http", 9).ready([pod(1).v4, pod(2).v4]).into(),
+        service("gone", 29).udp("dns", 53, 9).into(),
+        Slice::v4("gone").udp("dns", 9).ready([pod(1).v4, pod(2).v4]).into(),
     ]);
     all.extend(slices_of("node-port", [1], |_, address| Endpoint::ready(address)));
     all

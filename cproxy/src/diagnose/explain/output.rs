@@ -9,7 +9,7 @@ use super::{
     findings::{Finding, findings, process_obstacle},
     verdict::{Outcome, Verdict, verdicts},
 };
-use crate::report::{Colour, EndpointRow, Screen, ServiceReport, endpoints_text, one_line, printable_lines};
+use crate::report::{Colour, EndpointRow, Layout, Screen, ServiceReport, endpoints_text, one_line, printable_lines};
 
 /// Columns of a state, and of a fact's name.
 const STATE_COLUMNS: usize = 10;
@@ -17,6 +17,10 @@ const NAME_COLUMNS: usize = 10;
 
 /// Indentation of the further lines of a verdict.
 const VERDICT_INDENT: usize = 2;
+
+/// Least room for the column WHY beside the others, and its indentation below them.
+const WHY_COLUMNS_MIN: usize = 24;
+const WHY_INDENT: usize = 4;
 
 /// Maximum number of verdicts that a text shows.
 const VERDICTS_MAX: usize = 20;
@@ -86,10 +90,27 @@ pub fn text(facts: &Facts, screen: &Screen) -> (String, Option<bool>) {
     }
     let services = facts.agent.iter().flat_map(|agent| &agent.report.services);
     for ServiceReport { service, endpoints, .. } in services.filter(|service| !service.endpoints.is_empty()) {
-        let table = printable_lines(&endpoints_text(endpoints));
-        writeln!(text, "\nService {}:\n{}", one_line(service), table.trim_end()).ok();
+        let table = fitted(&printable_lines(&endpoints_text(endpoints)), screen);
+        write!(text, "\nService {}:\n{table}", one_line(service)).ok();
     }
     (text, ok)
+}
+
+/// A table whose last column, WHY, hangs within the screen: behind the others, or below them if there is no room.
+fn fitted(table: &str, screen: &Screen) -> String {
+    let indent = table.lines().next().and_then(|header| header.rfind("WHY")).unwrap_or_default();
+    let line = |line: &str| {
+        let at = line.char_indices().nth(indent).map_or(line.len(), |(at, _)| at);
+        let (others, why) = line.split_at(at);
+        match screen.layout {
+            Layout::Columns(columns) if line.chars().count() > columns && indent + WHY_COLUMNS_MIN > columns => {
+                let why = screen.hanging(WHY_INDENT, why);
+                format!("{}\n{:WHY_INDENT$}{why}\n", others.trim_end(), "")
+            }
+            _ => format!("{others}{}\n", screen.hanging(indent, why)),
+        }
+    };
+    table.lines().map(line).collect()
 }
 
 fn line_of(verdict: &Verdict, screen: &Screen) -> String {
@@ -110,4 +131,22 @@ fn asker_obstacle(facts: &Facts, calls: &[Verdict]) -> Option<String> {
         |verdict: &Verdict| matches!(verdict.outcome, Outcome::Forwarded | Outcome::Refused | Outcome::Dropped);
     let asker: Option<&ProcessFacts> = facts.process.as_ref().ok().filter(|process| process.is_self);
     asker.filter(|_| calls.iter().any(is_served)).and_then(process_obstacle).map(|(_, obstacle)| obstacle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_column_fits_the_screen() {
+        let table = "ENDPOINT   USED   WHY\n10.0.0.1   no     one two three four five six seven\n";
+        let on = |columns| fitted(table, &Screen { layout: Layout::Columns(columns), has_colours: false });
+        assert_eq!(on(80), table);
+        assert_eq!(
+            on(44),
+            "ENDPOINT   USED   WHY\n10.0.0.1   no     one two three four five\n                  six seven\n"
+        );
+        assert_eq!(on(36), "ENDPOINT   USED   WHY\n10.0.0.1   no\n    one two three four five six\n    seven\n");
+        assert_eq!(fitted(table, &Screen::PLAIN), table);
+    }
 }
