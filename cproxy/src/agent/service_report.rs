@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cproxy_core::{
     Frontend, Problem, ServiceName, Skipped, Store, TablePlanner, api::Service, desired_rows, explain_stored,
-    object_name, served_spec, services_at, services_with_unserved_node_port,
+    object_name, served_spec, services_at, services_with_unserved_node_port, won_rows,
 };
 use cproxy_wire::{ApiClient, service_named, service_with_cluster_ip};
 
@@ -79,8 +79,7 @@ impl ExplainContext<'_> {
     fn service(&self, name: &ServiceName, table_problems: &[Problem]) -> ServiceReport {
         let owner_of = |frontend| self.planner.service_of(frontend).cloned();
         let store = self.store_of(name);
-        let mut wanted = desired_rows(store, name);
-        wanted.retain(|row| owner_of(row.frontend).is_none_or(|owner| owner == *name));
+        let wanted = won_rows(store, &owner_of, desired_rows(store, name));
         let slices: Vec<_> = store.slices(name).map(|(slice, _)| format!("EndpointSlice {slice}")).collect();
         let object = format!("Service {name}");
         let is_about = |problem: &&Problem| problem.object == object || slices.contains(&problem.object);

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_datapath::bpf::{PinDir, read_counters};
+use cproxy_datapath::bpf::{PinDir, PinError, read_counters};
 use serde::Serialize;
 
 use crate::{
@@ -55,6 +55,9 @@ pub(crate) struct StatusRow {
     last_change_seconds: Option<u64>,
     /// Calls a second.
     calls_per_second: Option<Calls>,
+    /// Whether the programs and their table are installed.
+    #[serde(skip)]
+    has_table: bool,
     /// States of the parts, for colours.
     #[serde(skip)]
     is_good: [bool; 2],
@@ -74,7 +77,9 @@ struct Calls {
 
 /// Asks kernel and agent, which takes a second.
 pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
-    let calls_per_second = calls(&PinDir::new(pin_dir));
+    let pins = PinDir::new(pin_dir);
+    let has_table = !matches!(pins.check_installed(), Err(PinError::NotInstalled(_) | PinError::NoBpffs(_)));
+    let calls_per_second = calls(&pins);
     let life = life(run_dir);
     let gauges = fetch_gauges(run_dir, RESPONSE_TIMEOUT);
     let silence = gauges.as_ref().err().map(|error| explain_silence(run_dir, error));
@@ -106,6 +111,7 @@ pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
         problems,
         last_change_seconds: gauge("last_change_seconds"),
         calls_per_second,
+        has_table,
         is_good,
     }
 }
@@ -142,6 +148,9 @@ impl StatusRow {
         let pid = self.pid.map_or_else(String::new, |pid| format!("process {pid}, "));
         let agent = match (self.agent, self.ready_seconds) {
             ("ready", Some(seconds)) => (format!("{pid}ready for {}", time(seconds)), Colour::Green),
+            ("none", _) if !self.has_table => {
+                ("none runs, and there is no table: start cproxy run".to_owned(), Colour::Red)
+            }
             ("killed", _) => (format!("{KILLED}: start cproxy run"), Colour::Red),
             ("none", _) => (format!("{ENDED}: start cproxy run"), Colour::Red),
             ("stopped", _) => (self.silence.clone().unwrap_or_default(), Colour::Red),
@@ -168,7 +177,8 @@ impl StatusRow {
         let calls = self.calls_per_second.map(|Calls { connections, refusals, drops }| {
             format!("{connections} connections, {refusals} refusals, {drops} drops a second")
         });
-        lines.push(("calls", calls.unwrap_or_else(|| "cannot be read: run this as root".to_owned()), None));
+        let unread = if self.has_table { "cannot be read: run this as root" } else { "none are translated" };
+        lines.push(("calls", calls.unwrap_or_else(|| unread.to_owned()), None));
         let line = |(name, text, colour): &(&str, String, Option<Colour>)| {
             let name = format!("{name:NAME_COLUMNS$}");
             let name = colour.map_or_else(|| name.clone(), |colour| screen.painted(&name, colour));

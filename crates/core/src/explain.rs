@@ -239,6 +239,12 @@ fn won_and_lost(store: &Store, owner_of: OwnerOf<'_>, rows: Vec<Row>) -> (Vec<Ro
     (won, lost)
 }
 
+/// Rows of a Service that no other has.
+#[must_use]
+pub fn won_rows(store: &Store, owner_of: OwnerOf<'_>, rows: Vec<Row>) -> Vec<Row> {
+    won_and_lost(store, owner_of, rows).0
+}
+
 /// Services that have these addresses as their ClusterIPs.
 fn cluster_ip_owners(store: &Store, addresses: &BTreeSet<Address>) -> BTreeMap<Address, ServiceName> {
     if addresses.is_empty() {

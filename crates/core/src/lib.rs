@@ -33,7 +33,7 @@ pub use affinity::affinity_id;
 pub use desired::{Action, FrontendSource, Row, SERVICE_FRONTENDS_MAX, Scope, desired_rows, resolve};
 pub use explain::{
     Explanation, NO_NODE_ADDRESS, OwnerOf, Usage, explain, explain_stored, is_slice_of, services_at,
-    services_with_unserved_node_port,
+    services_with_unserved_node_port, won_rows,
 };
 pub use kernel::{
     Affinity, Balance, Capacity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op,

@@ -165,6 +165,8 @@ fn an_agent_that_is_stopped() {
 #[test]
 fn programs_that_were_never_installed() {
     let sandbox = Sandbox::for_test();
+    let status = cproxy(&sandbox, &["status"]).failure(1).stdout;
+    assert!(status.contains("none runs, and there is no table") && !status.contains("root"), "{status}");
     Answer::to(&sandbox, &[CALL]).says(4, &["unknown: ", "no cproxy table is installed"]).has(
         "degraded",
         "agent",

@@ -194,6 +194,20 @@ fn two_services_on_one_external_address() {
     answer.has("degraded", "problem", &["Service default/new", "203.0.113.1"]);
 }
 
+/// Its claim on a ClusterIP leads nowhere, and is no cause for its other addresses.
+#[test]
+fn an_external_address_that_is_anothers_cluster_ip() {
+    let claims = json!(["10.96.0.10", "203.0.113.5"]);
+    let service = Service::new("eip").cluster_ips(["10.96.0.71"]).tcp("x", 9999, 8080).spec("externalIPs", claims);
+    let objects = web_with([1]).into_iter().chain([service.into()]);
+    let world = World::builder().pods([1]).objects(objects).start();
+    let answer = Answer::to(&world.sandbox, &["10.96.0.10:9999"]);
+    let answer = answer.fails_because(&["refused with ECONNREFUSED", "Service default/web has no port 9999/TCP"]);
+    assert!(answer.lines("table").iter().all(|line| line.starts_with("ok")), "{}", answer.0.stdout);
+    Answer::to(&world.sandbox, &["203.0.113.5:9999"])
+        .fails_because(&["no EndpointSlice in namespace default", ": eip"]);
+}
+
 #[test]
 fn a_service_with_more_backends_than_one_may_have() {
     let many =

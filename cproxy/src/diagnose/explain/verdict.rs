@@ -256,7 +256,10 @@ fn why_empty<'a>(service: &'a ServiceReport, frontend: &FrontendRow) -> (&'a str
         // Some rows have no address: they are about a whole slice.
         let is_other_family =
             row.endpoint.parse().is_ok_and(|at: SocketAddr| at.is_ipv4() != frontend.address.is_ipv4());
-        row.protocol.is_none() || is_port && is_source && !is_other_family
+        // A lost frontend is a cause for itself alone.
+        let is_lost = || frontend.frontend().is_some_and(|of| row.reason.starts_with(&format!("{of} ")));
+        let is_other_frontend = row.code == "other-service" && !is_lost();
+        row.protocol.is_none() || is_port && is_source && !is_other_family && !is_other_frontend
     };
     let mut reasons = BTreeMap::<&str, (usize, &EndpointRow)>::new();
     let is_unused = |row: &&EndpointRow| row.used == "no" || row.used == "keeps";
