@@ -284,8 +284,10 @@ fn a_backend_that_still_serves_keeps_its_sockets() {
     let frontends = frontends.get(&0, 0).unwrap();
     let sets: ArrayOfMaps<_, Array<MapData, Set>> = of_maps("SETS").try_into().unwrap();
     let mut sets = sets.get(&0, 0).unwrap();
+    // Not the canary's: where that finds no way, the agent writes the whole table anew.
+    let is_of_web = |key: &FrontendKey| key.port == PORT.to_be();
     let mut rewrite = |rewritten: fn(SetWord) -> SetWord| {
-        for (_, set) in frontends.iter().map(Result::unwrap) {
+        for (_, set) in frontends.iter().map(Result::unwrap).filter(|(key, _)| is_of_web(key)) {
             let now = sets.get(&set, 0).unwrap();
             sets.set(set, Set { word: rewritten(SetWord(now.word)).0, ..now }, 0).unwrap();
         }
