@@ -1,11 +1,13 @@
 //! One test, or the tests of one binary, as a process of its own.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -141,10 +143,16 @@ fn ticks(stat: &str) -> Option<u64> {
     times.map(|field| field.parse::<u64>().ok()).sum()
 }
 
+/// File for the output of a job. Jobs of one name, as with `--repeat`, run at the same time: each has its own.
 fn log_file(name: &str) -> Result<PathBuf> {
+    static COUNTS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
     let directory = directory();
     fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
-    Ok(directory.join(format!("{}.log", name.replace("::", "."))))
+    let mut counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = counts.entry(name.to_owned()).or_default();
+    *count += 1;
+    let number = if *count == 1 { String::new() } else { format!(".{count}") };
+    Ok(directory.join(format!("{}{number}.log", name.replace("::", "."))))
 }
 
 /// Directory of the tests' output.
@@ -188,6 +196,12 @@ mod tests {
         assert_eq!(failed.counts, Counts { failed: 1, ..Counts::default() });
         assert_eq!(tail(&failed.log), "because\n");
         assert_eq!(failed.note.as_deref(), Some("ended with exit status: 3"));
+    }
+
+    #[test]
+    fn jobs_of_one_name_have_files_of_their_own() {
+        let [one, other] = ["echo one; exit 0", "echo two; exit 0"].map(|script| shell(script, &Work::Command, None));
+        assert_eq!([tail(&one.log), tail(&other.log)], ["one\n", "two\n"]);
     }
 
     #[test]
