@@ -1,12 +1,12 @@
 //! Commands' side of the socket.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     fs,
     io::{self, Read, Write},
     os::unix::net::UnixStream,
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -38,8 +38,10 @@ const SILENT_TIMEOUT: Duration = Duration::from_millis(100);
 /// Error of a request without any response.
 const NO_ANSWER: &str = "no answer in time";
 
-/// Whether the agent has not responded to the last request of this process.
-static IS_SILENT: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    /// Whether the agent has not responded to the last request. A command makes all of its requests in one thread.
+    static IS_SILENT: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Whether an agent listens in the run directory.
 pub(super) fn is_agent_listening(run_dir: &Path) -> bool {
@@ -174,14 +176,14 @@ fn fetch_json<T: DeserializeOwned>(run_dir: &Path, request: &str, timeout: Durat
 /// A command asks several times, and waits for a silent agent once.
 fn fetch(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<Vec<u8>> {
     let stream = connect(run_dir)?;
-    // One that a debugger has stopped is about to go on.
+    // Not `t`: the stop of a tracer is short.
     if socket_peercred(&stream).is_ok_and(|agent| state_of(agent.pid) == Some('T')) {
         return Err(timed_out(&[]));
     }
-    let timeout = if IS_SILENT.load(Ordering::Relaxed) { timeout.min(SILENT_TIMEOUT) } else { timeout };
+    let timeout = if IS_SILENT.get() { timeout.min(SILENT_TIMEOUT) } else { timeout };
     let response = exchange(stream, request, timeout);
     let is_silent = response.as_ref().is_err_and(|error| error.to_string() == NO_ANSWER);
-    IS_SILENT.store(is_silent, Ordering::Relaxed);
+    IS_SILENT.set(is_silent);
     response
 }
 
@@ -244,7 +246,7 @@ mod tests {
             scope.spawn(answer);
             assert_eq!(ask(RESPONSE_TIMEOUT).unwrap(), b"{}");
         });
-        assert!(!IS_SILENT.load(Ordering::Relaxed), "it answers again");
+        assert!(!IS_SILENT.get(), "it answers again");
         fs::remove_dir_all(&dir).unwrap();
     }
 
