@@ -38,7 +38,7 @@ impl ProblemRow {
 }
 
 impl TableRow for ProblemRow {
-    const COLUMNS: &'static [Column] = &[Column::name("OBJECT"), Column::fixed("SINCE"), Column::name("PROBLEM")];
+    const COLUMNS: &'static [Column] = &[Column::name("OBJECT"), Column::fixed("SINCE"), Column::fixed("PROBLEM")];
 
     type Key = (String, String, String);
 
@@ -49,6 +49,7 @@ impl TableRow for ProblemRow {
     fn cells(&self) -> Vec<Cell> {
         let separator = if self.field.is_empty() { "" } else { ": " };
         let problem = format!("{}{separator}{}", self.field, self.problem);
-        [self.object.clone(), time(self.since_seconds), problem].map(|cell| Cell::or_dash(Some(&cell))).into()
+        let [object, since] = [self.object.clone(), time(self.since_seconds)].map(|cell| Cell::or_dash(Some(&cell)));
+        vec![object, since, Cell::Prose(printable(&problem))]
     }
 }

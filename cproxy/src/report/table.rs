@@ -1,6 +1,7 @@
 //! Tables of text: aligned columns that fit a terminal.
 
 use cproxy_core::printable;
+use cproxy_daemon::hanging;
 
 /// Maximum number of names in a cell where the width is not known; the others are counted.
 const NAMED_MAX: usize = 6;
@@ -13,6 +14,9 @@ const LIST_CHARS_MIN: usize = 8;
 
 /// Width to which a name is cut at most.
 pub(super) const NAME_CHARS_MIN: usize = 12;
+
+/// Width that prose has at least, where names can be cut.
+const PROSE_CHARS_MIN: usize = 40;
 
 /// Columns between cells.
 const GAP: usize = 3;
@@ -60,6 +64,8 @@ impl Column {
 pub enum Cell {
     /// Text as it is.
     Text(String),
+    /// Sentences, which go on in the next line; in the last column.
+    Prose(String),
     /// Names, of which a part may be counted only; in the last column.
     List(Vec<String>),
 }
@@ -73,6 +79,7 @@ impl Cell {
     fn natural_chars(&self) -> usize {
         match self {
             Self::Text(text) => chars(text),
+            Self::Prose(text) => chars(text).min(PROSE_CHARS_MIN),
             Self::List(names) => names.iter().map(|name| chars(name) + 2).sum::<usize>().saturating_sub(2).max(1),
         }
     }
@@ -143,7 +150,8 @@ impl Fitted {
             let text = match (row.get(index), self.layout) {
                 (None, _) => String::new(),
                 (Some(Cell::Text(text)), Layout::Columns(_)) => cut(text, width),
-                (Some(Cell::Text(text)), _) => text.clone(),
+                (Some(Cell::Prose(text)), Layout::Columns(available)) => hanging(available, chars(&line), text),
+                (Some(Cell::Text(text) | Cell::Prose(text)), _) => text.clone(),
                 (Some(Cell::List(names)), Layout::Columns(_)) => list_within(names, width),
                 (Some(Cell::List(names)), Layout::Plain) => list_first(names, NAMED_MAX),
                 (Some(Cell::List(names)), Layout::Wide) => list_first(names, names.len()),
@@ -299,11 +307,28 @@ mod tests {
 
     #[test]
     fn names_that_are_cut_share_the_room() {
-        let columns = [Column::name("OBJECT"), Column::fixed("SINCE"), Column::name("PROBLEM")];
+        let columns = [Column::name("SERVICE"), Column::fixed("PORT"), Column::name("POD")];
         let row = [250, 3, 400].map(|length| Cell::Text("x".repeat(length)));
         let fitted = Fitted::new(&columns, &[row.to_vec()], Layout::Columns(80));
         let widths: Vec<_> = fitted.line(&row).split_whitespace().map(chars).collect();
-        assert_eq!(widths, [35, 3, 34]);
+        assert_eq!(widths, [35, 3, 35]);
+    }
+
+    #[test]
+    fn prose_is_whole() {
+        let columns = [Column::name("OBJECT"), Column::fixed("SINCE"), Column::fixed("PROBLEM")];
+        let row = |object: usize| {
+            let object = Cell::Text("x".repeat(object));
+            [object, Cell::Text("3 s".to_owned()), Cell::Prose("all the words ".repeat(20).trim_end().to_owned())]
+        };
+        for object in [10, 250] {
+            let row = row(object);
+            let text = |layout| Fitted::new(&columns, &[row.to_vec()], layout).line(&row);
+            let lines = text(Layout::Columns(80));
+            assert!(lines.lines().all(|line| chars(line) <= 80), "{lines}");
+            assert_eq!(lines.matches("words").count(), 20, "{lines}");
+            assert_eq!(text(Layout::Plain).lines().count(), 1);
+        }
     }
 
     #[test]
