@@ -2,7 +2,6 @@
 
 use std::{
     env,
-    io::{self, Write as _},
     net::SocketAddr,
     ops::RangeInclusive,
     path::PathBuf,
@@ -16,7 +15,8 @@ use clap::{
     error::ErrorKind,
 };
 use cproxy_daemon::{
-    LogFilter, LogFormat, memory, usage_error_line, variable_prefix, without_os_codes, wrapped_help, write_stdout,
+    LogFilter, LogFormat, memory, usage_error_line, variable_prefix, without_os_codes, wrapped_help, write_stderr,
+    write_stdout,
 };
 use tracing::Level;
 
@@ -215,7 +215,7 @@ fn report_usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         DisplayHelp | DisplayVersion => finish(print(&wrapped_help(&text))),
         DisplayHelpOnMissingArgumentOrSubcommand => {
-            io::stderr().write_all(wrapped_help(&text).as_bytes()).ok();
+            write_stderr(&wrapped_help(&text));
             exit(EXIT_USAGE)
         }
         _ => {
@@ -274,8 +274,7 @@ fn usage_error(message: &str) -> ! {
 }
 
 fn print_error(message: &str) {
-    let line = format!("cproxy-relay: {}\n", without_os_codes(message));
-    io::stderr().write_all(line.as_bytes()).ok();
+    write_stderr(&format!("cproxy-relay: {}\n", without_os_codes(message)));
 }
 
 #[cfg(test)]

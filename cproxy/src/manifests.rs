@@ -8,7 +8,6 @@ mod poller;
 mod watch;
 
 pub use contents::{Contents, ParseOptions, WholeObject};
-pub(crate) use document::is_label;
 pub use files::{Change, Files, ManifestError};
 pub use parse::parse;
 pub use watch::{Watcher, watch};

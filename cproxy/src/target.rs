@@ -2,10 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use cproxy_core::{Address, Frontend, Protocol, ServiceName, parse_address};
-
-/// Maximum length of a name's part (RFC 1123, 2.1).
-const LABEL_BYTES_MAX: usize = 63;
+use cproxy_core::{Address, Frontend, Protocol, ServiceName, is_label, parse_address};
 
 /// Length of what is no port that an error shows.
 const PORT_CHARS_MAX: usize = 20;
@@ -133,13 +130,8 @@ fn target_port(text: &str) -> Result<TargetPort, TargetError> {
 
 /// Service of `default/web`, or of its name in DNS with or without the cluster's domain.
 fn service_name(text: &str) -> Result<ServiceName, TargetError> {
-    let is_label = |label: &str| {
-        let is_known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        (1..=LABEL_BYTES_MAX).contains(&label.len()) && label.bytes().all(is_known)
-    };
-    if let Some((namespace, name)) = text.split_once('/') {
-        let is_name = is_label(namespace) && is_label(name);
-        return is_name.then(|| ServiceName::new(namespace, name)).ok_or(TargetError::Form);
+    if text.contains('/') {
+        return ServiceName::of_service(text).ok_or(TargetError::Form);
     }
     let text = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
     let labels: Vec<_> = text.split('.').collect();

@@ -52,7 +52,7 @@ impl Queries<'_> {
                 let Table { store, planner, .. } = self.table;
                 let context = ExplainContext { store, planner, changes: self.last_changes, source: self.source };
                 let mut report = context.report(&target);
-                if report.services.is_empty() {
+                if report.services.is_empty() && report.unserved.is_none() {
                     let query = ServerQuery::to(self.source);
                     drop(tokio::spawn(async move {
                         report.unserved = query.unserved(&target).await;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cproxy_core::{
     Frontend, Problem, ServiceName, Skipped, Store, TablePlanner, api::Service, desired_rows, explain_stored,
-    object_name, served_spec, services_at, services_with_unserved_node_port, won_rows,
+    object_name, served_spec, services_at, unserved_node_port, won_rows,
 };
 use cproxy_wire::{ApiClient, service_named, service_with_cluster_ip};
 
@@ -39,13 +39,20 @@ impl ExplainContext<'_> {
         let table_problems = self.planner.problems();
         AgentReport {
             services: self.services(target).iter().map(|name| self.service(name, &table_problems)).collect(),
-            unserved: None,
+            unserved: self.unserved_node_port(target),
             source: self.source.report(),
             unread: self.store.unread().iter().map(ToString::to_string).collect(),
             node_name: self.store.node_name().map(str::to_owned),
             has_node: self.store.has_node() == Some(true),
             synced_seconds: self.changes.synced_seconds(),
         }
+    }
+
+    /// The Service whose node port would be called if an address of this node were known.
+    fn unserved_node_port(&self, target: &Target) -> Option<UnservedReport> {
+        let Target::Frontend(Frontend { port, protocol, .. }) = target else { return None };
+        let (service, code, reason) = unserved_node_port(self.store, *port, *protocol)?;
+        Some(UnservedReport { service: service.to_string(), code: code.to_owned(), reason })
     }
 
     /// The Service of that name; or those that have the address, beginning with those that serve it.
@@ -58,11 +65,6 @@ impl ExplainContext<'_> {
         };
         let stores = [self.store, self.planner.internal()].into_iter();
         let mut names: Vec<_> = stores.flat_map(|store| services_at(store, address)).cloned().collect();
-        if let Target::Frontend(Frontend { port, .. }) = target
-            && names.is_empty()
-        {
-            names.extend(services_with_unserved_node_port(self.store, *port).cloned());
-        }
         names.sort_by_cached_key(|name| {
             let rows =
                 desired_rows(self.store_of(name), name).into_iter().filter(|row| row.frontend.address == address);

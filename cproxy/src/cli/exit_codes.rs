@@ -2,10 +2,10 @@
 
 /// A value that is wrong by itself.
 pub(super) const USAGE: u8 = 2;
-/// A question cannot be answered.
-pub(super) const NOT_ANSWERED: u8 = 4;
 /// cproxy is disabled: a supervisor is not to start it again.
 pub(super) const DISABLED: u8 = 3;
+/// A question cannot be answered.
+pub(super) const NOT_ANSWERED: u8 = 4;
 // Those of `exec`, which shells use, too.
 pub(super) const NOT_RUN: u8 = 126;
 pub(super) const NOT_FOUND: u8 = 127;
@@ -15,10 +15,11 @@ pub const EXIT_CODES: [(&[u8], &str); 6] = [
     (&[0], "success; for `run`, ended by a signal"),
     (
         &[1],
-        "failure, such as a value that does not fit this machine. For `wait`: not ready in time; for `explain`: a call \
-         is refused or dropped, fails at all backends, or is not translated although a Service has the address; for \
-         `check`: cproxy cannot run here, or cannot follow the API server of its settings; for `resolve`: a file \
-         cannot be read, or `--explain` names a Service that is not served",
+        "failure, such as a value that does not fit this machine. For `wait`: not ready in time; for `status`: no \
+         agent is ready, or something is not well; for `explain`: a call is refused or dropped, fails at all backends, \
+         or is not translated although a Service has the address; for `check`: cproxy cannot run here, or cannot \
+         follow the API server of its settings; for `resolve`: a file cannot be read, or `--explain` names a Service \
+         that is not served",
     ),
     (
         &[USAGE],
@@ -29,6 +30,10 @@ pub const EXIT_CODES: [(&[u8], &str); 6] = [
         &[DISABLED],
         "from `run`: cproxy is disabled on this machine (`enabled = false`); a supervisor is not to start it again",
     ),
-    (&[NOT_ANSWERED], "from `explain`: it cannot be said what a call gets: no root, no table, or no agent for a name"),
+    (
+        &[NOT_ANSWERED],
+        "from `explain`: it cannot be said what a call gets: no root, no table, no agent for a name, or no Service is \
+         known to have the name or the address and not all are known",
+    ),
     (&[NOT_RUN, NOT_FOUND], "from `exec`: PROGRAM cannot be run, or does not exist"),
 ];

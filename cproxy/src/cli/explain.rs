@@ -26,7 +26,7 @@ pub(super) struct ExplainOptions {
     /// Port, if the destination has none: 80, 53/udp
     #[arg(value_name = "PORT")]
     port: Option<String>,
-    /// Process that would call; default: cproxy itself
+    /// Process that would call; default: any that cproxy serves
     #[arg(long, value_name = "PID", value_parser = parse_pid)]
     pid: Option<u32>,
     /// Also call the backends, without translation: connect by TCP, send an empty datagram by UDP

@@ -1,8 +1,9 @@
 //! `cproxy install`: the child of `cproxy run` that loads and attaches the programs, after the agent's checks.
 
-use std::{io::Write as _, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
+use cproxy_daemon::write_stderr;
 use cproxy_datapath::bpf::InstallError;
 
 use super::output::{print, print_error};
@@ -23,7 +24,7 @@ pub(super) fn run(options: &InstallOptions) -> ExitCode {
     let counters = options.counters.service_counters;
     let installed = agent::install_programs(&options.pin_dir, &options.cgroup, counters).inspect_err(|error| {
         if let InstallError::Load { verifier_log, .. } = error {
-            std::io::stderr().write_all(format!("{verifier_log}\n").as_bytes()).ok();
+            write_stderr(&format!("{verifier_log}\n"));
         }
     });
     let (error, is_lasting) = match installed {

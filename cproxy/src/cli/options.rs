@@ -1,12 +1,9 @@
 //! Options that several commands have beside settings.
 
 use clap::{Args, ValueEnum, error::ErrorKind};
-use cproxy_core::ServiceName;
+use cproxy_core::{ServiceName, is_label};
 
-use crate::{
-    config::{PinDirSettings, RunDirSettings},
-    manifests::is_label,
-};
+use crate::config::{PinDirSettings, RunDirSettings};
 
 /// Flag of commands that print a table or JSON.
 #[derive(Args, Debug)]
@@ -27,18 +24,7 @@ pub(super) struct Places {
 
 pub(super) fn parse_service_name(text: &str) -> Result<ServiceName, String> {
     // In a list there may be blanks behind the commas.
-    let text = text.trim();
-    match text.split_once('/') {
-        Some((namespace, name))
-            if !namespace.is_empty()
-                && !name.is_empty()
-                && !name.contains('/')
-                && !text.contains(char::is_whitespace) =>
-        {
-            Ok(ServiceName::new(namespace, name))
-        }
-        _ => Err("expected a name like default/web".to_owned()),
-    }
+    ServiceName::of_service(text.trim()).ok_or_else(|| "expected a name like default/web".to_owned())
 }
 
 /// Namespace that selects rows.

@@ -8,7 +8,7 @@ use std::{
     io::{BufWriter, Write as _},
 };
 
-use cproxy_daemon::{without_os_codes, write_stdout};
+use cproxy_daemon::{without_os_codes, write_stderr, write_stdout};
 
 pub(super) use self::terminal::{layout, screen};
 use super::options::Format;
@@ -16,8 +16,7 @@ use crate::report::{FrontendRow, one_line, table_text, write_frontends_json};
 
 pub(super) fn print_error(error: &dyn Display) {
     // One write for the line: on a console, parts of lines would mix with others.
-    let line = format!("cproxy: {}\n", without_os_codes(&one_line(error)));
-    std::io::stderr().write_all(line.as_bytes()).ok();
+    write_stderr(&format!("cproxy: {}\n", without_os_codes(&one_line(error))));
 }
 
 /// Prints text that may be long; a reader that has had enough is no error.

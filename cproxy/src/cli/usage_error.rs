@@ -1,12 +1,12 @@
 //! Errors in the usage of a command, in one line.
 
-use std::{env, ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
+use std::{env, ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{
     ValueEnum as _,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use cproxy_daemon::{usage_error_line, variable_prefix, wrapped_help};
+use cproxy_daemon::{usage_error_line, variable_prefix, wrapped_help, write_stderr};
 
 use super::{
     exit_codes,
@@ -28,7 +28,7 @@ pub(super) fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode
     if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
         let text = wrapped_help(&error.to_string());
         if error.use_stderr() {
-            std::io::stderr().write_all(text.as_bytes()).ok();
+            write_stderr(&text);
             return ExitCode::from(exit_codes::USAGE);
         }
         return print(&text).map_or_else(

@@ -13,7 +13,7 @@ use cproxy_core::counted;
 use cproxy_datapath::{
     bpf::{
         self, CGROUPS_MAX, Environment, Features, KernelReader, MapType, Mount, Neighbours, OtherProgram, PinDir,
-        PinError, Program, ROOT_CGROUP_ID, Scope,
+        Program, ROOT_CGROUP_ID, Scope,
     },
     sockets::{self, Abilities},
 };
@@ -32,7 +32,7 @@ use crate::{
     report::{HealthReport, Names, SourceReport},
     run_dir::{
         self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_problems, fetch_services,
-        fetch_source, life, stopped_agent,
+        fetch_source, life,
     },
 };
 
@@ -85,7 +85,7 @@ fn of_machine(request: &CheckRequest<'_>) -> Vec<Requirement> {
     all.extend(socket_requirements(&pins));
     all.push(optional("restore", restore()));
     let agent = AgentState::of(run_dir, &pins);
-    all.push(optional("agent", stopped_agent(run_dir).map_or_else(|| agent.result(), degraded)));
+    all.push(optional("agent", agent.result(run_dir)));
     all.push(optional("confinement", confinement(run_dir, &agent)));
     // The agent puts programs back.
     all.extend(health_of_agent(run_dir, &agent));
@@ -342,7 +342,7 @@ fn errno_helper() -> CheckResult {
 /// Current cgroup of the hooks, if `cproxy run` attached them before.
 fn attached(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
     match pins.check_installed() {
-        Err(PinError::NotInstalled(_) | PinError::NoBpffs(_)) => return ok("not installed"),
+        Err(error) if error.is_absence() => return ok("not installed"),
         Err(error) => return missing(error),
         Ok(()) => {}
     }
@@ -403,9 +403,7 @@ impl AgentState {
         match life(run_dir) {
             life @ (Life::Alive | Life::Unknown) => Self::Lives(life),
             life @ Life::Killed => Self::HasEnded(life),
-            Life::None if matches!(pins.check_installed(), Err(PinError::NotInstalled(_) | PinError::NoBpffs(_))) => {
-                Self::NotThere
-            }
+            Life::None if pins.check_installed().is_err_and(|error| error.is_absence()) => Self::NotThere,
             life @ Life::None => Self::HasEnded(life),
         }
     }
@@ -414,8 +412,14 @@ impl AgentState {
         matches!(self, Self::Lives(_))
     }
 
-    fn result(self) -> CheckResult {
+    fn result(self, run_dir: &Path) -> CheckResult {
         match self {
+            Self::Lives(Life::Alive)
+                if let Err(error) = fetch_source(run_dir)
+                    && error.kind() == io::ErrorKind::TimedOut =>
+            {
+                degraded(explain_silence(run_dir, &error))
+            }
             Self::Lives(Life::Unknown) => {
                 unknown("only root can learn whether it runs: its file `alive` is not its socket")
             }
@@ -457,11 +461,8 @@ fn no_report(run_dir: &Path, state: &AgentState, error: &io::Error) -> CheckResu
         (io::ErrorKind::InvalidData, _) => degraded(ANOTHER_VERSION),
         (_, AgentState::NotThere) => ok("no agent has been started"),
         (_, AgentState::HasEnded(_)) => degraded("no agent runs, which would say"),
-        (io::ErrorKind::PermissionDenied, AgentState::Lives(_)) => unknown(explain_silence(run_dir, error)),
-        (_, AgentState::Lives(_)) => match stopped_agent(run_dir) {
-            Some(stopped) => unknown(stopped),
-            None => missing(explain_silence(run_dir, error)),
-        },
+        (io::ErrorKind::TimedOut, AgentState::Lives(_)) => unknown("only the agent knows, and it does not answer"),
+        (_, AgentState::Lives(_)) => unknown(explain_silence(run_dir, error)),
     }
 }
 

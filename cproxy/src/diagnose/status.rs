@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_datapath::bpf::{PinDir, PinError, read_counters};
+use cproxy_datapath::bpf::{PinDir, read_counters};
 use serde::Serialize;
 
 use crate::{
@@ -78,7 +78,7 @@ struct Calls {
 /// Asks kernel and agent, which takes a second.
 pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
     let pins = PinDir::new(pin_dir);
-    let has_table = !matches!(pins.check_installed(), Err(PinError::NotInstalled(_) | PinError::NoBpffs(_)));
+    let has_table = !pins.check_installed().is_err_and(|error| error.is_absence());
     let calls_per_second = calls(&pins);
     let life = life(run_dir);
     let gauges = fetch_gauges(run_dir, RESPONSE_TIMEOUT);

@@ -9,6 +9,7 @@ use std::{fmt, mem};
 use cproxy_core::{
     ObjectName, ResourceKind,
     api::{EndpointSlice, Node, Service},
+    is_label, is_subdomain,
 };
 use serde::{
     Deserialize, Deserializer,
@@ -173,28 +174,17 @@ fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceK
     serde_path_to_error::deserialize(document).map_err(|error| ObjectError::Unreadable(name, error.to_string()))
 }
 
-/// Error in the names of an object, as the API server finds it (apimachinery `IsDNS1123Subdomain`).
+/// Error in the names of an object, as the API server finds it.
 fn invalid_name(kind: ResourceKind, ObjectName { namespace, name }: &ObjectName) -> Option<&'static str> {
     if kind != ResourceKind::Nodes && !is_label(namespace) {
         return Some("metadata.namespace is not of at most 63 lower-case letters, digits and inner dashes");
     }
     if kind == ResourceKind::Services {
-        let is_valid = is_label(name);
-        return (!is_valid).then_some("metadata.name is not of at most 63 lower-case letters, digits and inner dashes");
+        return (!is_label(name))
+            .then_some("metadata.name is not of at most 63 lower-case letters, digits and inner dashes");
     }
-    let is_subdomain = name.len() <= 253 && name.split('.').all(is_part);
-    (!is_subdomain).then_some("metadata.name is not of at most 253 lower-case letters, digits, inner dashes and dots")
-}
-
-/// Whether a text is a DNS label, as names of namespaces and Services are (apimachinery `IsDNS1123Label`). A Service's
-/// may begin with a digit, as newer API servers allow.
-pub(crate) fn is_label(text: &str) -> bool {
-    text.len() <= 63 && is_part(text)
-}
-
-fn is_part(text: &str) -> bool {
-    let belongs = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    !text.is_empty() && text.bytes().all(belongs) && !text.starts_with('-') && !text.ends_with('-')
+    (!is_subdomain(name))
+        .then_some("metadata.name is not of at most 253 lower-case letters, digits, inner dashes and dots")
 }
 
 impl<'a> DocumentReader<'a> {

@@ -23,7 +23,10 @@ use crate::{
 const EXPLAINED_MAX: usize = 2_000;
 
 /// Code of a node port that is not served, since no address of this node is known.
-pub const NO_NODE_ADDRESS: &str = "no-node-address";
+const NO_NODE_ADDRESS: &str = "no-node-address";
+
+/// Flags that make an address of this node known.
+const NODE_FLAGS: &str = "--node-name and its Node, or --node-ip";
 
 /// Use of one endpoint of a slice for one Service port, as seen by some of its frontends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,12 +127,18 @@ pub fn explain_stored(store: &Store, owner_of: OwnerOf<'_>, name: &ServiceName) 
     explanations
 }
 
-/// Services with this node port, if no address of this node is known: those that have it do not serve it.
-pub fn services_with_unserved_node_port(store: &Store, number: u16) -> impl Iterator<Item = &ServiceName> {
-    let has_it =
-        move |row: &ServiceRow| row.ports.iter().any(|port| port.node_port.is_some_and(|port| port.get() == number));
-    let rows = store.node_ips().is_empty().then(|| store.services()).into_iter().flatten();
-    rows.filter(move |(_, row)| has_it(row)).map(|(name, _)| name)
+/// Service with this node port, if it is not served since no address of this node is known, with the rule's name and
+/// text.
+pub fn unserved_node_port(store: &Store, number: u16, protocol: Protocol) -> Option<(&ServiceName, &str, String)> {
+    if !store.node_ips().is_empty() {
+        return None;
+    }
+    let is_it = |port: &ServicePort| {
+        port.protocol == protocol && port.node_port.is_some_and(|node_port| node_port.get() == number)
+    };
+    let (name, _) = store.services().find(|(_, row)| row.ports.iter().any(is_it))?;
+    let why = format!("its nodePort {number} needs an address of this node, and none is known ({NODE_FLAGS})");
+    Some((name, NO_NODE_ADDRESS, why))
 }
 
 /// Services that have an address, or a node port if the address is the node's, ordered by name.
@@ -206,10 +215,7 @@ fn no_node_port(rows: &[Row], lost: &[LostRow], port: &ServicePort) -> Option<Ex
         slice: None,
         usage: Usage::Unused,
         code: NO_NODE_ADDRESS,
-        reason: format!(
-            "nodePort {number} is not served: no address of this node is known (--node-name and its Node, or \
-             --node-ip)"
-        ),
+        reason: format!("nodePort {number} is not served: no address of this node is known ({NODE_FLAGS})"),
     })
 }
 

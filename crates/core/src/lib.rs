@@ -32,14 +32,13 @@ pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, pa
 pub use affinity::affinity_id;
 pub use desired::{Action, FrontendSource, Row, SERVICE_FRONTENDS_MAX, Scope, desired_rows, resolve};
 pub use explain::{
-    Explanation, NO_NODE_ADDRESS, OwnerOf, Usage, explain, explain_stored, is_slice_of, services_at,
-    services_with_unserved_node_port, won_rows,
+    Explanation, OwnerOf, Usage, explain, explain_stored, is_slice_of, services_at, unserved_node_port, won_rows,
 };
 pub use kernel::{
     Affinity, Balance, Capacity, ExcludedCgroup, Exclusions, Filter, KernelSet, KernelTable, Limits, Members, Op,
     Reserve, TcpPlace,
 };
-pub use names::{ObjectName, ServiceName, Text};
+pub use names::{ObjectName, ServiceName, Text, is_label, is_subdomain};
 pub use node_context::{ExternalIps, NodeContext};
 pub use object_row::{ObjectRow, ResourceKind, object_name};
 pub use planner::{CHANGES_MAX, FrontendName, Loss, SetChange, TablePlanner, Write};

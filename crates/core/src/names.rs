@@ -21,6 +21,33 @@ impl ObjectName {
     }
 }
 
+impl ServiceName {
+    /// The Service of a text like `default/web`, if it may be one's name.
+    #[must_use]
+    pub fn of_service(text: &str) -> Option<Self> {
+        let (namespace, name) = text.split_once('/')?;
+        (is_label(namespace) && is_label(name)).then(|| Self::new(namespace, name))
+    }
+}
+
+/// Whether a text is a DNS label, as names of namespaces and Services are (apimachinery `IsDNS1123Label`). A Service's
+/// may begin with a digit, as newer API servers allow.
+#[must_use]
+pub fn is_label(text: &str) -> bool {
+    text.len() <= 63 && is_part(text)
+}
+
+/// Whether a text is a name in DNS, as those of other objects are (apimachinery `IsDNS1123Subdomain`).
+#[must_use]
+pub fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_part)
+}
+
+fn is_part(text: &str) -> bool {
+    let belongs = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !text.is_empty() && text.bytes().all(belongs) && !text.starts_with('-') && !text.ends_with('-')
+}
+
 impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.namespace {

@@ -25,6 +25,6 @@ pub use log::{LogFilter, LogFormat};
 pub use log_output::{log_lines_left_out, write_stderr_line};
 pub use os_codes::without_os_codes;
 pub use status_server::{StatusListener, StatusRequest, StatusResponse};
-pub use stdout::write_stdout;
+pub use stdout::{write_stderr, write_stdout};
 pub use tasks::Tasks;
 pub use usage::{hanging, usage_error_line, variable_prefix, wrapped_help};

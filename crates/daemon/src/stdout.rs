@@ -1,4 +1,4 @@
-//! Output of commands on stdout, which may be closed, full or a pipe that nobody reads.
+//! Output of commands on stdout and stderr, which may be closed, full or a pipe that nobody reads.
 
 use std::{
     io::{self, ErrorKind, Write},
@@ -37,4 +37,9 @@ pub fn write_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io:
         Err(error) => Err(io::Error::new(error.kind(), format!("cannot write to stdout: {error}"))),
         Ok(()) => Ok(true),
     }
+}
+
+/// Writes to stderr. Unlike `eprint!`, it does not panic where that takes nothing.
+pub fn write_stderr(text: &str) {
+    io::stderr().write_all(text.as_bytes()).ok();
 }

@@ -46,7 +46,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 
 pub use attachments::{Attachments, Difference, LinkState};
 pub use cgroups::{ROOT_CGROUP_ID, cgroup_id};
-pub use client_affinity::{ClientAffinity, client_affinity};
+pub use client_affinity::{ClientAffinities, ClientAffinity};
 pub use counters::read_counters;
 pub use cproxy_ebpf::observation::Verdict as TraceVerdict;
 pub use environment::{Environment, EnvironmentError, Mount, Scope};

@@ -83,10 +83,10 @@ const FAULTS: [Fault; 10] = [
         words: &[
             "direct without translation",
             "Service default/node-port",
-            "nodePort 30080 is not served",
+            "is not served there: its nodePort 30080 needs",
             "--node-ip",
         ],
-        without_agent: (0, "no agent runs that knows more"),
+        without_agent: (4, "no agent runs that knows more"),
     },
     Fault {
         question: &["10.96.0.28", "80"],
@@ -96,7 +96,7 @@ const FAULTS: [Fault; 10] = [
             "bad.yaml: ",
             "line 3",
         ],
-        without_agent: (0, "no agent runs that knows more"),
+        without_agent: (4, "no agent runs that knows more"),
     },
     Fault {
         question: &["gone.default", "53/udp", "--probe"],
@@ -150,7 +150,7 @@ fn asked(sandbox: &Sandbox, before: &[&str], arguments: &[&str]) -> Answer {
     Answer(run(sandbox, Placement::Unhooked, command, "", SYNC * 3))
 }
 
-fn from_outside(sandbox: &Sandbox, arguments: &[&str]) -> Answer {
+pub(super) fn from_outside(sandbox: &Sandbox, arguments: &[&str]) -> Answer {
     asked(sandbox, &["--clear-groups"], arguments)
 }
 
@@ -163,6 +163,7 @@ fn each_fault_is_named_first_from_outside_as_another_user_and_without_an_agent()
         let answer = from_outside(sandbox, &["10.96.0.28"]);
         if answer.verdict().contains("bad.yaml") { Ok(()) } else { Err(answer.verdict().to_owned()) }
     });
+    drop(from_outside(sandbox, &["x.default"]).says(4, &["not found: ", "no Service default/x; ", "bad.yaml: "]));
     TcpStream::connect(SocketAddr::from(([10, 96, 0, 26], 80))).unwrap();
 
     let mut addresses = Vec::new();

@@ -11,7 +11,7 @@ use cproxy_tests::{
 };
 use serde_json::json;
 
-use super::Answer;
+use super::{Answer, first_question::from_outside};
 
 const CALL: &str = "10.96.0.10:80";
 
@@ -88,6 +88,7 @@ fn an_api_server_that_is_gone_or_does_not_accept_the_agent() {
 
     control_plane.kill_api_server();
     expect_source(&sandbox, "degraded", &["cannot", "refused"]).forwarded();
+    drop(from_outside(&sandbox, &["web.default", "80"]).forwarded().has("degraded", "source", &["cannot", "refused"]));
     control_plane.start_api_server();
     expect_source(&sandbox, "ok", &["follows https://"]).forwarded();
     drop(agent);
@@ -101,6 +102,11 @@ fn an_api_server_that_is_gone_or_does_not_accept_the_agent() {
     let agent = Agent::new(&sandbox).kubeconfig(&revoked).spawn();
     let answer = expect_source(&sandbox, "degraded", &["cannot list", "401"]).forwarded();
     answer.has("degraded", "agent", &["no complete list"]);
+    for (question, words) in [("default/web", "not found: "), ("10.96.0.99:80", "direct to the address itself: ")] {
+        Answer::to(&sandbox, &[question]).says(4, &[words, ", as far as the agent knows: its source is stale"]);
+    }
+    let waited = cproxy(&sandbox, &["wait", "--timeout", "50ms"]).failure(1);
+    assert!(waited.stderr.contains("has received nothing from its source yet: ") && waited.stderr.contains("401"));
     drop(agent);
     let agent = Agent::new(&sandbox).kubeconfig(control_plane.kubeconfig_for("nobody")).spawn();
     expect_source(&sandbox, "degraded", &["not permitted to list services", "grant the verbs list and watch"])

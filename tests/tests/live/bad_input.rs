@@ -218,7 +218,7 @@ fn output_that_cannot_be_written_is_an_error_that_says_why() {
         let output = under(&sandbox, "sh", &["-c", "\"$0\" \"$@\" | true"], command);
         assert_eq!((output.code, &*output.stderr), (0, ""), "a reader that has had enough is no error");
     }
-    // Nobody reads errors: that is no reason for a panic.
+    // A pipe without a reader in place of stderr.
     manifest::write_text(&sandbox.manifest_dir(), "bad.yaml", "a: [");
     for (command, code) in [(&["resolve", "--manifests", &empty][..], 1), (&["get"], 2), (&["set", "x"], 2)] {
         let (_, writer) = std::io::pipe().unwrap();

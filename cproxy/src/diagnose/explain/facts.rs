@@ -3,7 +3,6 @@
 use std::{collections::BTreeSet, path::PathBuf};
 
 use cproxy_core::{Backend, Frontend, FrontendSource, Protocol, sorted_set};
-
 use serde::Serialize;
 
 use super::probe::Probe;

@@ -172,7 +172,7 @@ fn process(facts: &Facts) -> Finding {
     };
     let subject = format!("{pid}/{command}{of}, uid {uid}, {cgroup}");
     match process_obstacle(process) {
-        // Who asks from another shell wants to know about others.
+        // A shell outside: the verdicts are those of another process.
         Some(_) if *is_self => finding(State::Ok, "process", format!("{subject}: not served itself")),
         Some(_) => finding(State::Broken, "process", format!("{subject}: its calls are not translated")),
         None if facts.kernel.is_ok() => finding(State::Ok, "process", format!("{subject}: its calls are translated")),

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, io, path::Path, thread, time::Duration};
 use cproxy_core::{Address, Backend, Frontend, KernelSet, KernelTable, Protocol, sorted_set};
 use cproxy_datapath::{
     bpf::{
-        KernelReader, PinDir, ProcessCgroup, Program, attached, client_affinity, in_netns_of, missing_programs,
+        ClientAffinities, KernelReader, PinDir, ProcessCgroup, Program, attached, in_netns_of, missing_programs,
         netns_cookie, read_exclusions,
     },
     sockets::{self, DirectSocket},
@@ -94,7 +94,8 @@ fn kernel(facts: &Facts, pins: &PinDir) -> Result<KernelFacts, String> {
         .map(|(frontend, set)| (*frontend, table.sets.get(set).unwrap_or(&empty)))
         .collect();
     let cookie = facts.process.as_ref().ok().and_then(|process| process.netns_cookie);
-    let affinity = |(frontend, set): &(Frontend, &KernelSet)| Some((*frontend, affinity(set, cookie, pins)?));
+    let clients = ClientAffinities::open(pins).ok().zip(cookie);
+    let affinity = |(frontend, set): &(Frontend, &KernelSet)| Some((*frontend, affinity(set, clients.as_ref())?));
     Ok(KernelFacts {
         frontends: of_addresses.iter().map(|(frontend, set)| FrontendRow::unnamed(*frontend, set)).collect(),
         affinities: of_addresses.iter().filter_map(affinity).collect(),
@@ -104,9 +105,9 @@ fn kernel(facts: &Facts, pins: &PinDir) -> Result<KernelFacts, String> {
 }
 
 /// Session affinity of a set, and what it keeps for the network namespace with this cookie.
-fn affinity(set: &KernelSet, netns_cookie: Option<u64>, pins: &PinDir) -> Option<AffinityFact> {
+fn affinity(set: &KernelSet, clients: Option<&(ClientAffinities, u64)>) -> Option<AffinityFact> {
     let timeout_seconds = set.affinity.seconds()?;
-    let client = netns_cookie.and_then(|cookie| client_affinity(pins, set, cookie).ok().flatten());
+    let client = clients.and_then(|(clients, cookie)| clients.of(set, *cookie).ok().flatten());
     Some(AffinityFact {
         timeout_seconds,
         backend: client.map(|client| BackendAddress::from(&client.backend)),

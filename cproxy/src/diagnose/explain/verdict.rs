@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use cproxy_core::{Action, Backend, Frontend, NO_NODE_ADDRESS, Protocol, ServiceName, parse_address};
+use cproxy_core::{Action, Backend, Frontend, Protocol, ServiceName, parse_address};
 use serde::Serialize;
 
 use super::{
@@ -188,13 +188,16 @@ fn forwarded(facts: &Facts, row: &FrontendRow, of_service: Option<String>, affin
             && targets.contains(&BackendAddress { address: address.into(), port })
     };
     let called = facts.probes.iter().filter(is_target);
-    let not_called = if called.clone().next().is_none() { " (not called; --probe calls it)" } else { "" };
+    let not_called = match (called.clone().next(), targets.len()) {
+        (Some(_), _) => "",
+        (None, 1) => " (not called; --probe calls it)",
+        (None, _) => " (not called; --probe calls them)",
+    };
     let of_service = of_service.map_or_else(String::new, |service| format!(" of {service}"));
     let mut reason = match (targets.as_slice(), affinity) {
         ([one], None) => format!("to backend {one}{not_called}{of_service}"),
         ([one], Some(affinity)) => format!("to backend {one}{not_called}{of_service}, {}", kept_for(affinity)),
         (many, affinity) => {
-            let not_called = not_called.replace("calls it", "calls them");
             let kept = affinity.map_or_else(String::new, |affinity| format!(", {}", kept_for(affinity)));
             format!("to one of {} backends{not_called}{of_service}{kept}", many.len())
         }
@@ -256,10 +259,9 @@ fn why_empty<'a>(service: &'a ServiceReport, frontend: &FrontendRow) -> (&'a str
         // Some rows have no address: they are about a whole slice.
         let is_other_family =
             row.endpoint.parse().is_ok_and(|at: SocketAddr| at.is_ipv4() != frontend.address.is_ipv4());
-        // A lost frontend is a cause for itself alone.
-        let is_lost = || frontend.frontend().is_some_and(|of| row.reason.starts_with(&format!("{of} ")));
-        let is_other_frontend = row.code == "other-service" && !is_lost();
-        row.protocol.is_none() || is_port && is_source && !is_other_family && !is_other_frontend
+        // The frontend is the Service's own, and those that it loses are others.
+        let is_lost = row.code == "other-service";
+        row.protocol.is_none() || is_port && is_source && !is_other_family && !is_lost
     };
     let mut reasons = BTreeMap::<&str, (usize, &EndpointRow)>::new();
     let is_unused = |row: &&EndpointRow| row.used == "no" || row.used == "keeps";
@@ -313,7 +315,7 @@ fn without_row(facts: &Facts, call: Frontend) -> Ruling {
     if !kernel.frontends.is_empty() {
         return Ruling::untranslated("unknown-port", &reason);
     }
-    without_service(facts, Some(call))
+    without_service(facts)
 }
 
 /// Ports that a Service's address has, for a call to another one.
@@ -348,43 +350,24 @@ fn no_such_port(agent: Option<&AgentFacts>, kernel: &KernelFacts, call: Frontend
 }
 
 /// Ruling for a destination that no Service has.
-fn without_service(facts: &Facts, call: Option<Frontend>) -> Ruling {
+fn without_service(facts: &Facts) -> Ruling {
     let agent = facts.agent.as_ref().ok();
-    if let Some(unserved) = agent.and_then(|agent| agent.report.unserved.as_ref()) {
-        let reason = format!("Service {} is not served: {}", unserved.service, unserved.reason);
-        return Ruling::untranslated("not-served", &reason);
-    }
-    if let Some(reason) = agent.zip(call).and_then(|(agent, call)| unserved_node_port(agent, call)) {
-        return Ruling::untranslated(NO_NODE_ADDRESS, &reason);
-    }
     let kernel = facts.kernel.as_ref().ok();
     if let Some(frontend) = kernel.and_then(|kernel| kernel.backend_of.first()) {
         return Ruling::direct("endpoint", &format!("no Service has it, but it is an endpoint behind {frontend}"));
     }
-    match agent {
-        Some(agent) if agent.report.source.is_stale() => {
-            Ruling::direct("no-service", "no Service that the agent knows has it, and its source is stale")
-        }
-        Some(agent) => {
-            let (unread, port) = (may_be_unread(agent), port_in(&facts.target));
-            let ok = unread.is_empty().then_some(true);
-            Ruling { ok, ..Ruling::direct("no-service", &format!("no Service has it{port}{unread}")) }
-        }
-        None => Ruling::direct("no-service", "the kernel's table does not have it, and no agent runs that knows more"),
+    if let Some(unserved) = agent.and_then(|agent| agent.report.unserved.as_ref()) {
+        let reason = format!("Service {} is not served there: {}", unserved.service, unserved.reason);
+        return Ruling::untranslated(&unserved.code, &reason);
     }
-}
-
-/// Why the node port of a call is not served.
-fn unserved_node_port(agent: &AgentFacts, call: Frontend) -> Option<String> {
-    let is_it = |row: &&EndpointRow| {
-        row.code == NO_NODE_ADDRESS
-            && row.reason.contains(&format!(" {} ", call.port))
-            && row.protocol.as_ref().is_some_and(|protocol| *protocol == call.protocol.to_string())
+    let (knows_all, reason) = match agent {
+        Some(agent) => {
+            let others = unknown_to(agent);
+            (others.is_empty(), format!("no Service has it{}{others}", port_in(&facts.target)))
+        }
+        None => (false, "the kernel's table does not have it, and no agent runs that knows more".to_owned()),
     };
-    let of =
-        |service: &ServiceReport| Some((service.service.clone(), service.endpoints.iter().find(is_it)?.reason.clone()));
-    let (service, reason) = agent.report.services.iter().find_map(of)?;
-    Some(format!("Service {service}: {reason}"))
+    Ruling { ok: knows_all.then_some(true), ..Ruling::direct("no-service", &reason) }
 }
 
 /// How a port is written behind an IPv6 address that ends like one.
@@ -399,8 +382,12 @@ fn port_in(target: &Target) -> String {
     }
 }
 
-/// Files that cannot be read and may have what is asked for.
-fn may_be_unread(agent: &AgentFacts) -> String {
+/// Files that cannot be read, or a stale source, either of which may have what is asked for. Empty if the agent knows
+/// all.
+fn unknown_to(agent: &AgentFacts) -> String {
+    if agent.report.source.is_stale() {
+        return ", as far as the agent knows: its source is stale".to_owned();
+    }
     let unread = agent.report.unread.as_slice();
     let more = unread.len().saturating_sub(UNREAD_MAX);
     let more = if more == 0 { String::new() } else { format!("; and {more} more: cproxy get problems") };
@@ -422,9 +409,10 @@ fn unknown(facts: &Facts) -> Verdict {
             },
             (None, Some(_)) => Ruling::untranslated("no-port", "it has no address and port that cproxy could serve"),
             (None, None) => {
-                let unread = may_be_unread(agent);
-                let reason = format!("the source of the agent has no Service {name}{unread}");
-                Ruling::no(Outcome::NotFound, "not-found", reason)
+                let others = unknown_to(agent);
+                let reason = format!("the source of the agent has no Service {name}{others}");
+                let ok = others.is_empty().then_some(false);
+                Ruling { ok, ..Ruling::no(Outcome::NotFound, "not-found", reason) }
             }
         },
         (Target::Service(name, _), _, Err(error)) => {
@@ -432,7 +420,7 @@ fn unknown(facts: &Facts) -> Verdict {
             Ruling::unknown("no-agent", reason)
         }
         (_, Err(error), _) => Ruling::unknown("no-table", error.clone()),
-        (_, Ok(_), _) => without_service(facts, None),
+        (_, Ok(_), _) => without_service(facts),
     };
     let service = match &facts.target {
         Target::Service(name, _) => Some(name.to_string()),

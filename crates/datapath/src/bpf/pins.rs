@@ -25,6 +25,14 @@ use super::{
 };
 use crate::owned_dir;
 
+impl PinError {
+    /// Whether nothing of cproxy is there.
+    #[must_use]
+    pub fn is_absence(&self) -> bool {
+        matches!(self, Self::NotInstalled(_) | Self::NoBpffs(_))
+    }
+}
+
 /// Failure to use the pins.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
