@@ -3,6 +3,7 @@
 //!
 //! It is bounded in time, and sends a few short requests over one connection. Nothing secret is part of a finding.
 
+pub(crate) mod access_review;
 mod clock;
 mod credentials;
 mod expiry;
@@ -15,12 +16,16 @@ use cproxy_network::SocketSetup;
 use jiff::Timestamp;
 use tokio::time::timeout;
 
-use self::way::{Reached, Way};
-use super::{
+use self::{
     access_review::{AccessReview, RIGHTS, Right},
-    configuration::{ApiServer, Configuration, configure},
-    connector::Connector,
-    exec_plugin,
+    way::{Reached, Way},
+};
+use crate::{
+    credentials::{
+        configuration::{ApiServer, Configuration, configure},
+        exec_plugin,
+    },
+    transport::connector::Connector,
 };
 
 /// Limit on the whole diagnosis. It leaves an exec plugin less time than the agent does.

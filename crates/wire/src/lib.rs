@@ -1,58 +1,39 @@
 //! Kubernetes API: client, lists, watches and decoding. The client's sockets are never translated.
 
-mod access_review;
-mod address;
 mod backoff;
 mod client;
-mod configuration;
-mod connection;
-mod connector;
-mod content_type;
-mod decode;
+mod codec;
+mod credentials;
 mod diagnosis;
-mod dns;
 mod error_text;
-mod exec_plugin;
-mod failure;
-pub mod file;
-mod follow;
-mod head;
-mod kubeconfig;
-mod last_contact;
-mod look_up;
-mod message;
-mod message_reader;
-mod protobuf;
-mod rate_limit;
-mod resources;
-mod response;
-mod selectors;
-mod source;
-pub mod split;
-mod status;
-mod step;
-mod tls;
 mod transport;
-mod unzip;
-mod view;
 mod watch;
-mod watch_event;
-mod watch_state;
 
-pub use access_review::{AccessReview, Right};
-pub use address::ServerAddress;
 pub use backoff::jitter;
-pub use client::ApiClient;
-pub use configuration::{ApiServer, ClientError, Configuration, configure};
-pub use decode::Decoded;
-pub use diagnosis::{Finding, Grade, diagnose};
-pub use dns::probe_nameservers;
-pub use exec_plugin::refuse as refuse_exec_plugins;
-pub use last_contact::LastContact;
-pub use look_up::{service_named, service_with_cluster_ip};
-pub use resources::WatchedResource;
-pub use selectors::{FieldSelector, Selectors};
-pub use source::{Subscriber, Wanted, follow_resource};
-pub use transport::{Body, BoxError, Link, Received, Transport};
-pub use watch::{ENDPOINT_SLICES, SERVICES, watch};
-pub use watch_event::WatchEvent;
+pub use client::{
+    api_client::ApiClient,
+    look_up::{service_named, service_with_cluster_ip},
+};
+pub use codec::{decode::Decoded, resource::WatchedResource, split};
+pub use credentials::{
+    configuration::{ApiServer, ClientError, Configuration, configure},
+    exec_plugin::refuse as refuse_exec_plugins,
+    file,
+};
+pub use diagnosis::{
+    Finding, Grade,
+    access_review::{AccessReview, Right},
+    diagnose,
+};
+pub use transport::{
+    address::ServerAddress,
+    dns::probe_nameservers,
+    link::{Body, BoxError, Link, Received, Transport},
+};
+pub use watch::{
+    event::WatchEvent,
+    http::{Subscriber, Wanted, follow_resource},
+    last_contact::LastContact,
+    selectors::{FieldSelector, Selectors},
+    store::{ENDPOINT_SLICES, SERVICES, watch},
+};

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Configuration, Finding, Grade, expiry, has_credentials};
-use crate::access_review::{post, refusal};
+use crate::diagnosis::access_review::{post, refusal};
 
 const PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 

@@ -13,14 +13,18 @@ use tokio::time::timeout;
 
 use super::{clock, expiry::Validity};
 use crate::{
-    address::ServerAddress,
-    client::read_all,
-    configuration::Configuration,
-    connection::{Connection, Dialer},
-    connector::{Connector, within},
+    client::{
+        api_client::read_all,
+        connection::{Connection, Dialer},
+    },
+    credentials::configuration::Configuration,
     error_text::chain,
-    tls::{self, TlsMaterial},
-    transport::BoxError,
+    transport::{
+        address::ServerAddress,
+        connector::{Connector, within},
+        link::BoxError,
+        tls::{self, TlsMaterial},
+    },
 };
 
 /// Limit on each of: connecting to one address, the handshake, and a response.
