@@ -13,7 +13,7 @@ use crate::{
     throttle::Throttled,
 };
 use bytes::Bytes;
-use cproxy_access::{Identity, Lease, Leases, Peer};
+use cproxy_relay_auth::{Identity, Lease, Leases, Peer};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -317,7 +317,7 @@ async fn must_move(relay: &Relay) -> EndReason {
 
 #[cfg(test)]
 mod tests {
-    use cproxy_access::PeerAddress;
+    use cproxy_relay_auth::PeerAddress;
 
     use super::*;
     use crate::places::Places;

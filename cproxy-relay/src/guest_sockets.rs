@@ -13,8 +13,8 @@ use std::{
     time::Duration,
 };
 
-use cproxy_access::Pattern;
 use cproxy_daemon::unix_socket::{SocketFile, identity, listen_in, open_below, status};
+use cproxy_relay_auth::Pattern;
 use rustix::{
     fs::{FileType, Stat},
     io::Errno,

@@ -9,8 +9,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use cproxy_access::{Identity, Refusal, Source, View, identify};
 use cproxy_core::ResourceKind;
+use cproxy_relay_auth::{Identity, Refusal, Source, View, identify};
 use cproxy_relay_core::{
     Filter, Format, List, ListParameters, Meta, ObjectRequest, Operation, Start, Status, Target, VersionWish, Watch,
     WatchOptions, WatchParameters, api_version, discovery, envelope, group, object_json, parse, plural,
@@ -344,7 +344,7 @@ impl Exchange<'_> {
 }
 
 /// Identity of a client that needs no credentials.
-async fn identify_plainly(peer: &cproxy_access::Peer) -> Result<Arc<Identity>, Refusal> {
+async fn identify_plainly(peer: &cproxy_relay_auth::Peer) -> Result<Arc<Identity>, Refusal> {
     match identify::<crate::relay::Reviews>(peer, None, None).await {
         Ok(identity) => Ok(identity),
         Err(_) => Ok(Arc::new(Identity::anonymous())),
@@ -434,7 +434,7 @@ fn unreadable(kind: ResourceKind, name: &str) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use cproxy_access::{Peer, PeerAddress, Views};
+    use cproxy_relay_auth::{Peer, PeerAddress, Views};
     use cproxy_relay_core::{Object, Update};
 
     use super::*;

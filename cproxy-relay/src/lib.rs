@@ -4,7 +4,8 @@
 //! API server -> upstream -> Cache -> handler (request) -> body (list, watch) -> connection -> client
 //! ```
 //!
-//! The objects, their history and the wire format are in `cproxy-relay-core`, identities and views in `cproxy-access`.
+//! The objects, their history and the wire format are in `cproxy-relay-core`, identities and views in
+//! `cproxy-relay-auth`.
 
 mod address;
 mod body;

@@ -2,11 +2,11 @@
 
 use std::{io, net::SocketAddr, path::Path, pin::Pin, sync::Arc, time::Duration};
 
-use cproxy_access::{Peer, PeerAddress};
 use cproxy_daemon::{
     ListenAddress as OwnAddress,
     unix_socket::{self, SocketFile},
 };
+use cproxy_relay_auth::{Peer, PeerAddress};
 use rustix::net::sockopt;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},

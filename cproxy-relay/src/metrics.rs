@@ -8,12 +8,12 @@ use std::{
     },
 };
 
-use cproxy_access::{RefusalCounters, ReviewCounts};
 use cproxy_daemon::{
     Exposition,
     MetricKind::{self, Counter, Gauge},
     MetricsFormat, log_lines_left_out,
 };
+use cproxy_relay_auth::{RefusalCounters, ReviewCounts};
 use cproxy_relay_core::{KINDS, plural};
 
 use crate::{cache::Cache, lists::Lists};

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use cproxy_access::{Identity, Origin, PeerAddress, Source};
+use cproxy_relay_auth::{Identity, Origin, PeerAddress, Source};
 use tokio::{task::AbortHandle, time::Instant};
 
 use crate::{

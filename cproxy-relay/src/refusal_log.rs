@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy_access::{Origin, PeerAddress, Refusal};
+use cproxy_relay_auth::{Origin, PeerAddress, Refusal};
 use tokio::time::Instant;
 
 /// Time between two lines about one origin.

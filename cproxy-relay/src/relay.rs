@@ -6,8 +6,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use cproxy_access::{Leases, ReviewTransport, TokenReviewer, Views};
 use cproxy_daemon::{MetricsFormat, Tasks};
+use cproxy_relay_auth::{Leases, ReviewTransport, TokenReviewer, Views};
 use cproxy_wire::ApiClient;
 use http::{
     HeaderValue, Request, Response, StatusCode,

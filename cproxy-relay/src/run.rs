@@ -10,9 +10,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Error, Result, anyhow};
-use cproxy_access::{ReviewSettings, TokenReviewer, Views};
 use cproxy_daemon::{ListenAddress, StatusListener, StatusRequest, memory, notify};
 use cproxy_network::SocketSetup;
+use cproxy_relay_auth::{ReviewSettings, TokenReviewer, Views};
 use cproxy_wire::{
     ApiClient, ApiServer,
     file::{self, FILE_BYTES_MAX},

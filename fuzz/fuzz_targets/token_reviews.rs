@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use cproxy_access::{Review, parse_review};
+use cproxy_relay_auth::{Review, parse_review};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, from_slice};
 

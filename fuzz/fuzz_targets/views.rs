@@ -4,7 +4,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use cproxy_access::{Identity, PeerAddress, Reason, Source, View, Views};
+use cproxy_relay_auth::{Identity, PeerAddress, Reason, Source, View, Views};
 use cproxy_core::ResourceKind::{EndpointSlices, Nodes, Services};
 use libfuzzer_sys::fuzz_target;
 
