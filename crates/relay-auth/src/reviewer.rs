@@ -2,10 +2,12 @@
 //!
 //! Each token has one review under way at most. Reviews run to their end even if the client leaves, so that a client
 //! that returns finds the answer. All is bounded: reviews at once and for each second, those that wait, those for each
-//! place, and the answers that are kept. Refused tokens are kept apart, so that no number of them displaces an answer
+//! origin, and the answers that are kept. Refused tokens are kept apart, so that no number of them displaces an answer
 //! for a client in good standing.
 
 mod origins;
+mod outcome;
+mod settings;
 mod state;
 mod table;
 
@@ -22,9 +24,13 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use self::state::{Begun, State};
+use self::{
+    outcome::{Answer, Flight, Outcome, refused, unavailable},
+    state::{Begun, State},
+};
+pub use self::{settings::ReviewSettings, state::ReviewCounts};
 use crate::{
-    Identity, Origin, PeerAddress, Reason, Refusal, Review,
+    Origin, PeerAddress, Review,
     review::{parse_review, review_body, short},
     token::{Token, TokenKey},
 };
@@ -34,84 +40,6 @@ pub trait ReviewTransport: Send + Sync + 'static {
     /// Posts a TokenReview as JSON to `/apis/authentication.k8s.io/v1/tokenreviews`. Returns status and body of the
     /// response; an error says why there is none, without the request's body.
     fn review(&self, body: Bytes) -> impl Future<Output = Result<(u16, Bytes), String>> + Send;
-}
-
-/// Times and bounds of reviews.
-#[derive(Clone, Debug)]
-pub struct ReviewSettings {
-    /// Audiences that tokens may be for; empty: those of the API server.
-    pub audiences: Vec<String>,
-    /// Time for which a good answer is used. The token's own expiry may shorten it.
-    pub accepted_for: Duration,
-    /// Time for which a refusal is used.
-    pub refused_for: Duration,
-    /// Time for which an older good answer is used while the API server cannot be reached.
-    pub stale_for: Duration,
-    /// Time until the next attempt for a token whose review has failed.
-    pub stale_retry: Duration,
-    /// Time that a client with an older good answer waits for a new one.
-    pub stale_wait: Duration,
-    /// Longest wait for the start of a review.
-    pub queue_wait: Duration,
-    /// Longest review.
-    pub review_timeout: Duration,
-    /// Most reviews at once.
-    pub reviews_max: usize,
-    /// Most reviews that start in a second.
-    pub reviews_per_second: u32,
-    /// Most tokens whose review waits or is under way.
-    pub tokens_max: usize,
-    /// Most bytes of these tokens.
-    pub tokens_bytes_max: usize,
-    /// Most good answers that are kept.
-    pub accepted_max: usize,
-    /// Most bytes of their identities.
-    pub accepted_bytes_max: usize,
-    /// Most refusals that are kept.
-    pub refused_max: usize,
-}
-
-impl Default for ReviewSettings {
-    fn default() -> Self {
-        Self {
-            audiences: Vec::new(),
-            accepted_for: Duration::from_mins(2),
-            refused_for: Duration::from_secs(10),
-            stale_for: Duration::from_hours(1),
-            stale_retry: Duration::from_secs(10),
-            stale_wait: Duration::from_secs(2),
-            queue_wait: Duration::from_secs(10),
-            review_timeout: Duration::from_secs(10),
-            reviews_max: 64,
-            reviews_per_second: 1000,
-            tokens_max: 16_384,
-            tokens_bytes_max: 64 << 20,
-            accepted_max: 65_536,
-            accepted_bytes_max: 64 << 20,
-            refused_max: 8192,
-        }
-    }
-}
-
-/// Numbers of reviews and of answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReviewCounts {
-    /// Reviews that were asked for.
-    pub reviews: u64,
-    /// Reviews without an answer.
-    pub errors: u64,
-    /// Requests whose token was known to be good.
-    pub known: u64,
-    /// Requests whose token was known to be refused.
-    pub known_refused: u64,
-    /// Requests that an older good answer was used for, because there was no new one.
-    pub stale: u64,
-    /// Good answers that are kept.
-    pub accepted_entries: usize,
-    /// Refusals that are kept.
-    pub refused_entries: usize,
-    /// Tokens whose review waits or is under way.
-    pub under_way: usize,
 }
 
 /// Turns tokens into identities.
@@ -128,11 +56,6 @@ struct Shared<R> {
 
 /// Shortest part of a token between dots that is removed from texts of its own.
 const PART_BYTES_MIN: usize = 8;
-
-/// Result for a client.
-type Outcome = Result<Arc<Identity>, Refusal>;
-/// Result of a review once there is one.
-type Flight = watch::Receiver<Option<Outcome>>;
 
 impl<R: ReviewTransport> TokenReviewer<R> {
     /// Reviewer that knows no token yet.
@@ -223,7 +146,7 @@ impl<R> Shared<R> {
 struct UnderWay<R> {
     shared: Arc<Shared<R>>,
     key: TokenKey,
-    /// Place of the client, if the token was not known.
+    /// Origin of the client, if the token was not known.
     origin: Option<Origin>,
     /// Permits of its reviews.
     running: Option<Arc<Semaphore>>,
@@ -283,43 +206,6 @@ impl SecretText {
         let clean = hidden_with(text, &iter::once(&*self.0).chain(parts).collect::<Vec<_>>());
         if clean.contains(&*self.0) { String::new() } else { clean }
     }
-}
-
-/// Answer to a review.
-enum Answer {
-    Accepted(Arc<Identity>),
-    Refused(Refusal),
-    /// No answer to this review.
-    Failed(Refusal),
-    /// The API server cannot be reached.
-    Unreachable(Refusal),
-    /// Its turn did not come.
-    NoTurn,
-}
-
-fn refused(why: &str) -> Refusal {
-    let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
-    let message = format!(
-        "the API server refuses the token{why}; it is wrong, has expired, or its account or pod is deleted: send the \
-         current token"
-    );
-    Refusal::new(Reason::TokenRefused, message)
-}
-
-fn unavailable(why: &str) -> Refusal {
-    let why = if why.is_empty() { "the API server does not review tokens" } else { why };
-    let message = format!("the token is not known yet and cannot be reviewed now: {why}; try again");
-    Refusal::new(Reason::ReviewsUnavailable, message).retry_after(Duration::from_secs(1))
-}
-
-fn too_many_reviews() -> Refusal {
-    let message = "too many tokens wait for a review by the API server; try again";
-    Refusal::new(Reason::TooManyReviews, message).retry_after(Duration::from_secs(5))
-}
-
-fn too_many_tokens(time: Duration) -> Refusal {
-    let message = "too many tokens from here are refused or wait for a review; send the current token, and try again";
-    Refusal::new(Reason::TooManyTokens, message).retry_after(time)
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ use crate::{
     filter::Filter,
     object::{Meta, Object, with_version},
     objects::{Entry, Objects},
-    watch::Start,
     watchers::Watchers,
     wire::{Change, Format},
 };
@@ -118,6 +117,19 @@ impl Snapshot {
     pub(crate) fn objects(&self) -> Option<Arc<Objects>> {
         self.held.lock().clone()
     }
+}
+
+/// Start of a watch.
+pub enum Start {
+    /// After the changes up to this version.
+    After(u64),
+    /// With an ADDED event for each object, and a bookmark after them if `sends_end`.
+    Initial {
+        /// The objects.
+        snapshot: Snapshot,
+        /// The client asked for a bookmark that ends the initial events.
+        sends_end: bool,
+    },
 }
 
 /// Facts about a collection.

@@ -19,7 +19,7 @@ mod watch;
 mod watchers;
 mod wire;
 
-pub use collection::{Collection, Outcome, Position, Snapshot, Update};
+pub use collection::{Collection, Outcome, Position, Snapshot, Start, Update};
 pub use fields::FieldError;
 pub use filter::{Filter, View};
 pub use json::object_json;
@@ -30,5 +30,5 @@ pub use query::{
     upstream_selectors,
 };
 pub use selector::{Selector, SelectorError};
-pub use watch::{Start, Watch, WatchOptions};
+pub use watch::{Watch, WatchOptions};
 pub use wire::{Change, Format, Status, envelope};

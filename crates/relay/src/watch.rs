@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    collection::{Added, Collection, Part, Place, Snapshot, WatchPlace},
+    collection::{Added, Collection, Part, Place, Snapshot, Start, WatchPlace},
     event::encode,
     filter::Filter,
     objects::Cursor,
@@ -27,19 +27,6 @@ pub struct WatchOptions {
     pub filter: Filter,
     /// The client wants bookmarks.
     pub wants_bookmarks: bool,
-}
-
-/// Start of a watch.
-pub enum Start {
-    /// After the changes up to this version.
-    After(u64),
-    /// With an ADDED event for each object, and a bookmark after them if `sends_end`.
-    Initial {
-        /// The objects.
-        snapshot: Snapshot,
-        /// The client asked for a bookmark that ends the initial events.
-        sends_end: bool,
-    },
 }
 
 /// Watch of one client. It holds a place in the history and no events.

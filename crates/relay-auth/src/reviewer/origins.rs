@@ -1,4 +1,4 @@
-//! Limits for each place that tokens come from, so that no client uses up the reviews of the others.
+//! Limits for each origin of tokens, so that no client uses up the reviews of the others.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -7,15 +7,15 @@ use tokio::{sync::Semaphore, time::Instant};
 use super::table::Table;
 use crate::Origin;
 
-/// Most reviews of unknown tokens under way for a place. A host with translated addresses may have as many guests.
+/// Most reviews of unknown tokens under way for an origin. A host with translated addresses may have as many guests.
 const UNDER_WAY_MAX: u32 = 256;
-/// Reviews that run at once for a place, of those under way: the API server may take long for some tokens.
+/// Reviews that run at once for an origin, of those under way: the API server may take long for some tokens.
 const RUNNING_MAX: usize = 16;
-/// Number of refused tokens that a place has at once.
+/// Number of refused tokens that an origin has at once.
 const REFUSED_BURST: u32 = 64;
-/// Time in which a place has one more refused token.
+/// Time in which an origin has one more refused token.
 const REFUSED_INTERVAL: Duration = Duration::from_secs(1);
-/// Largest number of places with refused tokens that are remembered.
+/// Largest number of origins with refused tokens that are remembered.
 const ORIGINS_MAX: usize = 16_384;
 
 /// Use of the limits.
@@ -26,7 +26,7 @@ pub(super) struct Origins {
     forgotten_at: Table<Origin, Instant>,
 }
 
-/// Reviews of one place.
+/// Reviews of one origin.
 #[derive(Debug)]
 struct UnderWay {
     count: u32,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn reviews_under_way_are_bounded_for_each_place() {
+    fn reviews_under_way_are_bounded_for_each_origin() {
         let (mut origins, origin, now) = (Origins::new(), Origin::Vsock(3), Instant::now());
         (0..UNDER_WAY_MAX).for_each(|_| drop(origins.begin(&origin, now).unwrap()));
         assert!(origins.begin(&origin, now).is_err());

@@ -5,8 +5,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
-    Answer, Flight, Outcome, ReviewCounts, ReviewSettings, origins::Origins, table::Table, too_many_reviews,
-    too_many_tokens, unavailable,
+    origins::Origins,
+    outcome::{Answer, Flight, Outcome, too_many_reviews, too_many_tokens, unavailable},
+    settings::ReviewSettings,
+    table::Table,
 };
 use crate::{Identity, Origin, Refusal, token::TokenKey};
 
@@ -16,6 +18,27 @@ const FAILURES_MAX: u32 = 2;
 const WORKS: Duration = Duration::from_secs(10);
 /// That while.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// Numbers of reviews and of answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReviewCounts {
+    /// Reviews that were asked for.
+    pub reviews: u64,
+    /// Reviews without an answer.
+    pub errors: u64,
+    /// Requests whose token was known to be good.
+    pub known: u64,
+    /// Requests whose token was known to be refused.
+    pub known_refused: u64,
+    /// Requests that an older good answer was used for, because there was no new one.
+    pub stale: u64,
+    /// Good answers that are kept.
+    pub accepted_entries: usize,
+    /// Refusals that are kept.
+    pub refused_entries: usize,
+    /// Tokens whose review waits or is under way.
+    pub under_way: usize,
+}
 
 /// All that is known about tokens.
 #[derive(Debug)]

@@ -13,6 +13,7 @@ use tokio::{
 };
 
 use super::*;
+use crate::Reason;
 
 /// API server that knows some tokens.
 #[derive(Default)]
