@@ -12,7 +12,7 @@ use std::{
 };
 
 use cproxy_core::{ResourceKind, printable};
-use cproxy_relay_core::{Collection, KINDS, Outcome, Position, Status, Update};
+use cproxy_relay_core::{Collection, KINDS, Outcome, Status, Summary, Update};
 use tokio::{
     sync::{Notify, watch},
     time::timeout,
@@ -92,13 +92,13 @@ impl Cache {
         self.kind(kind).wanted.clone()
     }
 
-    pub(crate) fn position(&self, kind: ResourceKind) -> Option<Position> {
-        self.collection(kind).position()
+    pub(crate) fn summary(&self, kind: ResourceKind) -> Option<Summary> {
+        self.collection(kind).summary()
     }
 
     /// Kinds whose first list is not complete, with the reason if it has ended.
     pub(crate) fn pending(&self) -> Vec<String> {
-        let pending = KINDS.into_iter().filter(|kind| self.position(*kind).is_none());
+        let pending = KINDS.into_iter().filter(|kind| self.summary(*kind).is_none());
         let described = pending.map(|kind| {
             let name = cproxy_relay_core::plural(kind);
             match self.collection(kind).unread() {
@@ -132,7 +132,7 @@ impl Cache {
         let outcome = of_kind.collection.apply(update, Instant::now());
         of_kind.counts.events.fetch_add(outcome.events as u64, Ordering::Relaxed);
         of_kind.counts.resets.fetch_add(outcome.is_reset.into(), Ordering::Relaxed);
-        of_kind.version.send_replace(of_kind.collection.position().map(|position| position.version));
+        of_kind.version.send_replace(of_kind.collection.summary().map(|summary| summary.version));
         self.bound_history();
         self.changed.notify_one();
         outcome

@@ -10,10 +10,11 @@ use std::{
 
 use bytes::Bytes;
 use cproxy_core::ResourceKind;
-use cproxy_relay_auth::{Identity, Refusal, Source, View, identify};
+use cproxy_relay_auth::{ClientView, Identity, Refusal, Source, identify};
 use cproxy_relay_core::{
-    Filter, Format, List, ListParameters, Meta, ObjectRequest, Operation, Start, Status, Target, VersionWish, Watch,
-    WatchOptions, WatchParameters, api_version, discovery, envelope, group, object_json, parse, plural,
+    Filter, Format, List, ListParameters, Meta, ObjectRequest, Operation, Status, Target, VersionWish, Visibility,
+    Watch, WatchOptions, WatchParameters, WatchStart, api_version, discovery, envelope, group, object_json, parse,
+    plural,
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
@@ -46,11 +47,11 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/vnd.kubernetes.protobuf");
 const PROTOBUF_STREAM: HeaderValue = HeaderValue::from_static("application/vnd.kubernetes.protobuf;stream=watch");
 
-/// View of a client as the filter of its objects.
-struct SeenBy(Arc<View>);
+/// A client's view as the filter of its objects.
+struct VisibleTo(Arc<ClientView>);
 
-impl cproxy_relay_core::View for SeenBy {
-    fn sees(&self, kind: ResourceKind, meta: &Meta) -> bool {
+impl Visibility for VisibleTo {
+    fn allows(&self, kind: ResourceKind, meta: &Meta) -> bool {
         self.0.sees(kind, &meta.namespace, &meta.name, meta.label("kubernetes.io/service-name"))
     }
 }
@@ -154,7 +155,7 @@ impl Exchange<'_> {
         }
         let looked_at = match version {
             Some(version) => self.relay.cache.collection(*kind).events_after(version),
-            None => self.relay.cache.position(*kind).map_or(0, |position| position.objects),
+            None => self.relay.cache.summary(*kind).map_or(0, |summary| summary.objects),
         };
         1 + u32::try_from(looked_at / SELECTED_OBJECTS).unwrap_or(u32::MAX - 1)
     }
@@ -164,8 +165,8 @@ impl Exchange<'_> {
         self.connection.accept_client();
         let Some(format) = self.format else { return Err(not_acceptable()) };
         let token = view.token().map(str::to_owned);
-        let view = token.is_some().then(|| Arc::new(SeenBy(view)) as Arc<dyn cproxy_relay_core::View>);
-        let filter = Filter { view, namespace: request.namespace.clone(), ..Filter::default() };
+        let visibility = token.is_some().then(|| Arc::new(VisibleTo(view)) as Arc<dyn Visibility>);
+        let filter = Filter { visibility, namespace: request.namespace.clone(), ..Filter::default() };
         let mut response = match request.operation {
             Operation::Get(name) => self.get(request.kind, filter, &name, format)?,
             Operation::List(parameters) => self.list(request.kind, filter, token.clone(), parameters, format).await?,
@@ -179,7 +180,7 @@ impl Exchange<'_> {
     }
 
     /// Identity and view of the client.
-    async fn authorize(&self) -> Result<(Arc<Identity>, Arc<View>), Status> {
+    async fn authorize(&self) -> Result<(Arc<Identity>, Arc<ClientView>), Status> {
         let place = self.connection.place();
         let mut identifying = pin!(self.identify());
         let identity = match poll_once(identifying.as_mut()).await {
@@ -242,7 +243,7 @@ impl Exchange<'_> {
         format: Format,
     ) -> Result<Response<ResponseBody>, Status> {
         let collection = self.relay.cache.collection(kind);
-        if collection.position().is_none() {
+        if collection.summary().is_none() {
             return Err(not_synced(kind));
         }
         let namespace = filter.namespace.as_deref().unwrap_or_default();
@@ -312,10 +313,10 @@ impl Exchange<'_> {
         cache.wait_for(kind, parameters.version.unwrap_or(0)).await?;
         let collection = cache.collection(kind).clone();
         let start = match parameters.version {
-            Some(version) if !parameters.sends_initial_events => Start::After(version),
+            Some(version) if !parameters.sends_initial_events => WatchStart::After(version),
             _ => {
                 let snapshot = collection.snapshot().ok_or_else(|| not_synced(kind))?;
-                Start::Initial { snapshot, sends_end: parameters.marks_end }
+                WatchStart::Initial { snapshot, sends_end: parameters.marks_end }
             }
         };
         filter.selector = parameters.selector;

@@ -304,7 +304,7 @@ mod tests {
             collection.apply(Update::ListStarted, Instant::now());
             collection.apply(Update::ListDone(*version), Instant::now());
         }
-        assert!(collection.position().unwrap().oldest_version > 5);
+        assert!(collection.summary().unwrap().oldest_version > 5);
         let list = get(&lists, &collection, 0, VersionWish::NotOlderThan(5)).await;
         let json = String::from_utf8(zstd::decode_all(&*list).unwrap()).unwrap();
         assert!(json.contains(r#""resourceVersion":"995""#), "{json}");

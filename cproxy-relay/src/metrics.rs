@@ -187,21 +187,21 @@ impl Text {
     }
 
     fn kinds(&mut self, cache: &Cache) {
-        let positions = KINDS.map(|kind| cache.position(kind));
-        type Of<T> = fn(&cproxy_relay_core::Position) -> T;
+        let summaries = KINDS.map(|kind| cache.summary(kind));
+        type Of<T> = fn(&cproxy_relay_core::Summary) -> T;
         let gauges: [(&str, &str, Of<u64>); 7] = [
-            ("objects", "Objects", |position| position.objects as u64),
-            ("watches", "Watches of clients", |position| position.watchers as u64),
-            ("history_events", "Events of the history", |position| position.events as u64),
-            ("history_bytes", "Bytes of the history", |position| position.history_bytes as u64),
-            ("resource_version", "Version up to which all changes are known", |position| position.version),
+            ("objects", "Objects", |summary| summary.objects as u64),
+            ("watches", "Watches of clients", |summary| summary.watchers as u64),
+            ("history_events", "Events of the history", |summary| summary.events as u64),
+            ("history_bytes", "Bytes of the history", |summary| summary.history_bytes as u64),
+            ("resource_version", "Version up to which all changes are known", |summary| summary.version),
             ("oldest_resource_version", "Oldest version that a watch can be resumed from", |p| p.oldest_version),
             ("synced", "1 once the first list is complete", |_| 1),
         ];
         for (name, help, value) in gauges {
             self.head(name, Gauge, help);
-            for (kind, position) in KINDS.into_iter().zip(&positions) {
-                self.line(name, &[("resource", plural(kind))], position.as_ref().map_or(0, value));
+            for (kind, summary) in KINDS.into_iter().zip(&summaries) {
+                self.line(name, &[("resource", plural(kind))], summary.as_ref().map_or(0, value));
             }
         }
         type CountOf = fn(&crate::cache::Counts) -> &AtomicU64;

@@ -4,8 +4,8 @@
 
 use std::{path::Path, sync::Arc};
 
-use cproxy_relay_auth::{Identity, PeerAddress, Reason, Source, View, Views};
 use cproxy_core::ResourceKind::{EndpointSlices, Nodes, Services};
+use cproxy_relay_auth::{ClientView, Identity, PeerAddress, Reason, Source, Views};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -53,7 +53,7 @@ fn clients() -> Vec<(PeerAddress, Identity)> {
 }
 
 /// Checks what each view shows.
-fn check(view: &View, identity: &Identity) {
+fn check(view: &ClientView, identity: &Identity) {
     assert!(view.sees(Services, "default", "kubernetes", None), "{identity}: the API server");
     assert!(view.sees(EndpointSlices, "default", "x", Some("kubernetes")), "{identity}: its endpoints");
     if let Some(token) = view.token() {

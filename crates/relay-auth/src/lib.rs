@@ -1,8 +1,8 @@
 //! Clients of the relay: how they came in, whose credentials they have, and which objects they may see.
 //!
 //! [`identify`] turns a [`Peer`] and a bearer token into an [`Identity`], with a [`TokenReviewer`] for tokens.
-//! [`Views::select`] turns the identity into a [`View`]. Both refuse with a [`Refusal`], which has all that a response
-//! and a counter need.
+//! [`Views::select`] turns the identity into a [`ClientView`]. Both refuse with a [`Refusal`], which has all that a
+//! response and a counter need.
 
 mod certificate;
 mod identify;
@@ -23,5 +23,5 @@ pub use self::{
     refusal::{Reason, Refusal, RefusalCounters},
     review::{Review, parse_review, review_body},
     reviewer::{ReviewCounts, ReviewSettings, ReviewTransport, TokenReviewer},
-    views::{Pattern, View, Views, ViewsError},
+    views::{ClientView, Pattern, Views, ViewsError},
 };

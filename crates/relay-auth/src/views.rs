@@ -8,7 +8,7 @@ mod view;
 
 use std::sync::Arc;
 
-pub use self::{file::ViewsError, pattern::Pattern, view::View};
+pub use self::{file::ViewsError, pattern::Pattern, view::ClientView};
 use self::{
     file::{Entry, File},
     interned::InternedViews,
@@ -50,9 +50,13 @@ impl Views {
     ///
     /// # Errors
     /// No view matches, or the one that does shows the client's own namespace and the client has none.
-    pub fn select(&self, peer: &PeerAddress, identity: &Identity) -> Result<Arc<View>, Refusal> {
+    pub fn select(&self, peer: &PeerAddress, identity: &Identity) -> Result<Arc<ClientView>, Refusal> {
         let Some(entry) = self.file.entry(peer, identity) else {
-            return if self.file.shows_everything { Ok(View::everything()) } else { Err(no_view(peer, identity)) };
+            return if self.file.shows_everything {
+                Ok(ClientView::everything())
+            } else {
+                Err(no_view(peer, identity))
+            };
         };
         let namespaces = entry.namespaces(identity.namespace.as_deref());
         let namespaces = namespaces.ok_or_else(|| no_namespace(entry, peer, identity))?;

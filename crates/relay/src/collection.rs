@@ -35,7 +35,7 @@ const GAPS_MAX: usize = 64;
 /// Bytes of a namespace's events below which nothing is gained by compacting them.
 const COMPACTED_MIN: usize = 64 << 10;
 
-/// Batches that clients at the same place share.
+/// Batches that clients at the same position share.
 const BATCHES_KEPT: usize = 4;
 
 /// Changes that a list that is under way may miss: bytes of the events, and of what snapshots do not share. It bounds
@@ -107,7 +107,7 @@ impl Held {
 }
 
 impl Snapshot {
-    /// Its place in the history alone.
+    /// Its position in the history alone.
     #[must_use]
     pub fn without_objects(self) -> Self {
         Self { held: Arc::default(), ..self }
@@ -119,8 +119,8 @@ impl Snapshot {
     }
 }
 
-/// Start of a watch.
-pub enum Start {
+/// WatchStart of a watch.
+pub enum WatchStart {
     /// After the changes up to this version.
     After(u64),
     /// With an ADDED event for each object, and a bookmark after them if `sends_end`.
@@ -132,9 +132,9 @@ pub enum Start {
     },
 }
 
-/// Facts about a collection.
+/// State of a collection in numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
+pub struct Summary {
     /// All changes up to this version are known.
     pub version: u64,
     /// Oldest version from which a watch can be resumed.
@@ -151,9 +151,9 @@ pub struct Position {
     pub watchers: usize,
 }
 
-/// Place of a watch in the history.
+/// Position of a watch in the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct HistoryPosition {
     pub(crate) sequence: u64,
     pub(crate) epoch: u64,
 }
@@ -212,7 +212,7 @@ enum Listed {
     Unreadable(Key),
 }
 
-/// Events that clients at one place get, encoded.
+/// Events that clients at one position get, encoded.
 #[derive(Clone, Debug)]
 struct Batch {
     format: Format,
@@ -224,13 +224,13 @@ struct Batch {
 /// Part of a watch.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Events. All up to a new place and version were considered; empty if none is for the client.
-    Events(Bytes, Place, u64),
+    /// Events. All up to a new position and version were considered; empty if none is for the client.
+    Events(Bytes, HistoryPosition, u64),
     /// There are no events. The API server has confirmed this version since.
     Confirmed(u64, u64),
     /// There are no events, and the client waits.
     Waiting,
-    /// The place is no longer in the history.
+    /// The position is no longer in the history.
     Expired,
 }
 
@@ -256,11 +256,11 @@ impl Collection {
         self.state().apply(update, now)
     }
 
-    /// Facts; `None` before the first list is complete.
+    /// The state in numbers; `None` before the first list is complete.
     #[must_use]
-    pub fn position(&self) -> Option<Position> {
+    pub fn summary(&self) -> Option<Summary> {
         let state = self.state();
-        state.is_synced().then(|| state.position())
+        state.is_synced().then(|| state.summary())
     }
 
     /// Number of objects for lack of which the first list is not complete, and one of them as `NAMESPACE/NAME`; `None`
@@ -337,30 +337,33 @@ impl Collection {
     }
 
     /// Adds a client that waits for all objects or for one of this name.
-    pub(crate) fn add_watcher(&self, name: Option<&str>, start: &Start) -> Added {
+    pub(crate) fn add_watcher(&self, name: Option<&str>, start: &WatchStart) -> Added {
         let mut state = self.state();
         let slot = state.watchers.add(name);
-        let place = match start {
-            Start::After(version) => state.place_after(*version),
-            Start::Initial { snapshot, .. } => Some(Place { sequence: snapshot.next_sequence, epoch: snapshot.epoch }),
+        let position = match start {
+            WatchStart::After(version) => state.position_after(*version),
+            WatchStart::Initial { snapshot, .. } => {
+                Some(HistoryPosition { sequence: snapshot.next_sequence, epoch: snapshot.epoch })
+            }
         };
-        if let Some(place) = place.filter(|place| name.is_some() && place.sequence < state.next_sequence()) {
+        if let Some(position) = position.filter(|position| name.is_some() && position.sequence < state.next_sequence())
+        {
             // Any of the events before it came may be about its object.
-            state.watchers.set_first_event(slot, place.sequence);
+            state.watchers.set_first_event(slot, position.sequence);
         }
-        Added { slot, place, confirmations: state.confirmations }
+        Added { slot, position, confirmations: state.confirmations }
     }
 
     /// Whether a watch can be resumed from a version.
     pub(crate) fn knows(&self, version: u64) -> bool {
-        self.state().place_after(version).is_some()
+        self.state().position_after(version).is_some()
     }
 
     /// Events that a watch looks at which is resumed from a version; 0 if it cannot be.
     #[must_use]
     pub fn events_after(&self, version: u64) -> usize {
         let state = self.state();
-        let events = state.place_after(version).map_or(0, |place| state.next_sequence() - place.sequence);
+        let events = state.position_after(version).map_or(0, |position| state.next_sequence() - position.sequence);
         usize::try_from(events).unwrap_or(usize::MAX)
     }
 
@@ -369,7 +372,7 @@ impl Collection {
     }
 
     /// The next part of a watch. If there is none, [`Self::wake_due`] calls its waker once there is.
-    pub(crate) fn next(&self, watch: &WatchPlace<'_>, waker: &std::task::Waker) -> Part {
+    pub(crate) fn next(&self, watch: &WatchCursor<'_>, waker: &std::task::Waker) -> Part {
         self.state().next(watch, waker)
     }
 
@@ -383,16 +386,16 @@ impl Collection {
 /// Client that was added.
 pub(crate) struct Added {
     pub(crate) slot: usize,
-    /// Its place; `None` if the history lacks later events.
-    pub(crate) place: Option<Place>,
+    /// Its position; `None` if the history lacks later events.
+    pub(crate) position: Option<HistoryPosition>,
     /// Confirmations so far.
     pub(crate) confirmations: u64,
 }
 
-/// Place and interests of a watch.
-pub(crate) struct WatchPlace<'a> {
+/// Position and interests of a watch.
+pub(crate) struct WatchCursor<'a> {
     pub(crate) slot: usize,
-    pub(crate) place: Place,
+    pub(crate) position: HistoryPosition,
     pub(crate) filter: &'a Filter,
     pub(crate) is_by_name: bool,
     pub(crate) format: Format,
@@ -410,8 +413,8 @@ impl State {
         self.is_listed && self.unread.is_empty()
     }
 
-    fn position(&self) -> Position {
-        Position {
+    fn summary(&self) -> Summary {
+        Summary {
             version: self.version,
             oldest_version: self.oldest_version,
             epoch: self.epoch,
@@ -481,15 +484,15 @@ impl State {
         Outcome { events, is_reset: false }
     }
 
-    /// Place after the changes up to a version; `None` if the history lacks later ones. A version after which the data
+    /// Position after the changes up to a version; `None` if the history lacks later ones. A version after which the data
     /// has gone back, or between two whose difference is known from a list only, means nothing here.
-    fn place_after(&self, version: u64) -> Option<Place> {
+    fn position_after(&self, version: u64) -> Option<HistoryPosition> {
         let is_between = |(from, to): &(u64, u64)| *from < version && version < *to;
         if version < self.oldest_version || version > self.version || self.gaps.iter().any(is_between) {
             return None;
         }
         let index = self.history.partition_point(|event| event.known_from <= version);
-        Some(Place { sequence: self.first_sequence + index as u64, epoch: self.epoch })
+        Some(HistoryPosition { sequence: self.first_sequence + index as u64, epoch: self.epoch })
     }
 
     /// Replaces or removes an object without an event.
@@ -537,9 +540,9 @@ impl State {
     }
 
     fn replace_event(&mut self, index: usize, event: Event) {
-        let Some(place) = self.history.get_mut(index) else { return };
-        let before = mem::replace(place, Arc::new(event)).size_bytes();
-        let (after, namespace) = (place.size_bytes(), place.object.meta.namespace.clone());
+        let Some(stored) = self.history.get_mut(index) else { return };
+        let before = mem::replace(stored, Arc::new(event)).size_bytes();
+        let (after, namespace) = (stored.size_bytes(), stored.object.meta.namespace.clone());
         self.count_bytes(&namespace, after, before);
     }
 
@@ -728,11 +731,11 @@ impl State {
         }
     }
 
-    fn next(&mut self, watch: &WatchPlace<'_>, waker: &std::task::Waker) -> Part {
-        if watch.place.epoch != self.epoch {
+    fn next(&mut self, watch: &WatchCursor<'_>, waker: &std::task::Waker) -> Part {
+        if watch.position.epoch != self.epoch {
             return Part::Expired;
         }
-        let (head, mut from) = (self.next_sequence(), watch.place.sequence);
+        let (head, mut from) = (self.next_sequence(), watch.position.sequence);
         if watch.is_by_name {
             // No event before the one that woke the client is about its object.
             from = from.max(self.watchers.take_first_event(watch.slot).unwrap_or(head));
@@ -746,7 +749,7 @@ impl State {
                 self.watchers.set_first_event(watch.slot, to);
             }
             let version = if to == head { self.version } else { self.version_before(to) };
-            return Part::Events(bytes, Place { sequence: to, epoch: self.epoch }, version);
+            return Part::Events(bytes, HistoryPosition { sequence: to, epoch: self.epoch }, version);
         }
         self.watchers.wait(watch.slot, waker);
         match watch.confirmations {
@@ -761,8 +764,8 @@ impl State {
         index.and_then(|index| self.history.get(index)).map_or(self.oldest_version, |event| event.version)
     }
 
-    /// Events from a place on, and the place after them.
-    fn batch(&mut self, watch: &WatchPlace<'_>, from: u64) -> (Bytes, u64) {
+    /// Events from a position on, and the position after them.
+    fn batch(&mut self, watch: &WatchCursor<'_>, from: u64) -> (Bytes, u64) {
         let is_shared = watch.filter.is_everything();
         let head = self.next_sequence();
         if is_shared {
@@ -782,7 +785,7 @@ impl State {
         (bytes, to)
     }
 
-    fn encode(&self, watch: &WatchPlace<'_>, from: u64) -> (Bytes, u64) {
+    fn encode(&self, watch: &WatchCursor<'_>, from: u64) -> (Bytes, u64) {
         let start = usize::try_from(from.saturating_sub(self.first_sequence)).unwrap_or(usize::MAX);
         let considered_max = if watch.filter.is_everything() { usize::MAX } else { CONSIDERED_MAX };
         let (mut bytes, mut parts, mut to) = (0, Vec::new(), from);

@@ -10,16 +10,16 @@ use crate::{
 };
 
 /// Part of the cluster that a client may see.
-pub trait View: Send + Sync {
-    /// True if it has the object.
-    fn sees(&self, kind: ResourceKind, meta: &Meta) -> bool;
+pub trait Visibility: Send + Sync {
+    /// True if the client may see the object.
+    fn allows(&self, kind: ResourceKind, meta: &Meta) -> bool;
 }
 
-/// Objects that a request is about: those of its view, namespace and selector.
+/// Objects that a request is about: those of its client, namespace and selector.
 #[derive(Clone, Default)]
 pub struct Filter {
-    /// View of the client; `None`: everything.
-    pub view: Option<Arc<dyn View>>,
+    /// Objects that the client may see; `None`: all.
+    pub visibility: Option<Arc<dyn Visibility>>,
     /// Namespace in the path; `None`: all.
     pub namespace: Option<String>,
     /// Selector, without requirements that all objects of the relay meet.
@@ -30,7 +30,7 @@ impl Filter {
     /// True if it has all objects.
     #[must_use]
     pub fn is_everything(&self) -> bool {
-        self.view.is_none() && self.namespace.is_none() && self.selector.is_everything()
+        self.visibility.is_none() && self.namespace.is_none() && self.selector.is_everything()
     }
 
     /// True if it has the object.
@@ -42,6 +42,6 @@ impl Filter {
     pub(crate) fn has_meta(&self, kind: ResourceKind, meta: &Meta) -> bool {
         self.namespace.as_deref().is_none_or(|namespace| namespace == &*meta.namespace)
             && self.selector.matches(meta)
-            && self.view.as_ref().is_none_or(|view| view.sees(kind, meta))
+            && self.visibility.as_ref().is_none_or(|visibility| visibility.allows(kind, meta))
     }
 }

@@ -1,7 +1,7 @@
 //! The relay without I/O: objects and their history, watches of clients, and the wire format.
 //!
 //! ```text
-//! updates -> Collection (objects, history) -> Watch (a place in it) -> bytes
+//! updates -> Collection (objects, history) -> Watch (a position in it) -> bytes
 //!                                          -> Snapshot -> List -> bytes
 //! ```
 
@@ -19,9 +19,9 @@ mod watch;
 mod watchers;
 mod wire;
 
-pub use collection::{Collection, Outcome, Position, Snapshot, Start, Update};
+pub use collection::{Collection, Outcome, Snapshot, Summary, Update, WatchStart};
 pub use fields::FieldError;
-pub use filter::{Filter, View};
+pub use filter::{Filter, Visibility};
 pub use json::object_json;
 pub use list::List;
 pub use object::{Meta, Object, ObjectError, Upstream, api_version, group, parse_version, plural};

@@ -24,7 +24,7 @@ pub(crate) struct Objects {
     len: usize,
 }
 
-/// Place in the objects.
+/// Position in the objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     chunk: usize,
@@ -56,7 +56,7 @@ impl Objects {
         self.chunks.len() * size_of::<Arc<Vec<Entry>>>()
     }
 
-    /// Place of an object, or where it would be.
+    /// Position of an object, or where it would be.
     fn find(&self, wanted: Names<'_>) -> Result<Cursor, Cursor> {
         let is_not_after = |chunk: &Arc<Vec<Entry>>| {
             chunk.first().is_some_and(|first| compare(names(&first.object.meta), wanted) != Ordering::Greater)
@@ -77,7 +77,7 @@ impl Objects {
         match self.find(names(&entry.object.meta)) {
             Ok(Cursor { chunk, index }) => {
                 let chunk = Arc::make_mut(self.chunks.get_mut(chunk)?);
-                chunk.get_mut(index).map(|place| std::mem::replace(place, entry))
+                chunk.get_mut(index).map(|stored| std::mem::replace(stored, entry))
             }
             Err(Cursor { chunk, index }) => {
                 self.len += 1;

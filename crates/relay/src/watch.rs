@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    collection::{Added, Collection, Part, Place, Snapshot, Start, WatchPlace},
+    collection::{Added, Collection, HistoryPosition, Part, Snapshot, WatchCursor, WatchStart},
     event::encode,
     filter::Filter,
     objects::Cursor,
@@ -29,13 +29,13 @@ pub struct WatchOptions {
     pub wants_bookmarks: bool,
 }
 
-/// Watch of one client. It holds a place in the history and no events.
+/// Watch of one client. It holds a position in the history and no events.
 pub struct Watch {
     collection: Arc<Collection>,
     options: WatchOptions,
     format: Format,
     slot: usize,
-    place: Option<Place>,
+    position: Option<HistoryPosition>,
     /// Version up to which the client has everything.
     version: u64,
     confirmations: u64,
@@ -53,21 +53,21 @@ struct Initial {
 impl Watch {
     /// Starts a watch.
     #[must_use]
-    pub fn new(collection: Arc<Collection>, options: WatchOptions, format: Format, start: Start) -> Self {
-        let Added { slot, place, confirmations } = collection.add_watcher(options.filter.selector.name(), &start);
+    pub fn new(collection: Arc<Collection>, options: WatchOptions, format: Format, start: WatchStart) -> Self {
+        let Added { slot, position, confirmations } = collection.add_watcher(options.filter.selector.name(), &start);
         // A client that resumes learns at once that its version is one that the relay knows, also while the API server
         // confirms nothing: it doubts a watch that shows nothing.
         let confirmations = match start {
-            Start::After(_) => confirmations.wrapping_sub(1),
-            Start::Initial { .. } => confirmations,
+            WatchStart::After(_) => confirmations.wrapping_sub(1),
+            WatchStart::Initial { .. } => confirmations,
         };
         let (version, initial) = match start {
-            Start::After(version) => (version, None),
-            Start::Initial { snapshot, sends_end } => {
+            WatchStart::After(version) => (version, None),
+            WatchStart::Initial { snapshot, sends_end } => {
                 (snapshot.version, Some(Initial { snapshot, next: Cursor::default(), sends_end }))
             }
         };
-        Self { collection, options, format, slot, place, version, confirmations, initial, is_over: false }
+        Self { collection, options, format, slot, position, version, confirmations, initial, is_over: false }
     }
 
     /// Version up to which the client has everything.
@@ -106,8 +106,8 @@ impl Watch {
                 self.is_over = true;
                 Poll::Ready(Some(expired(self.version).event(self.format)))
             }
-            Part::Events(bytes, place, version) => {
-                (self.place, self.version) = (Some(place), version.max(self.version));
+            Part::Events(bytes, position, version) => {
+                (self.position, self.version) = (Some(position), version.max(self.version));
                 if bytes.is_empty() { let_others_go_first(waker) } else { Poll::Ready(Some(bytes)) }
             }
             Part::Confirmed(version, confirmations) => {
@@ -118,11 +118,11 @@ impl Watch {
     }
 
     fn next_part(&self, waker: &Waker) -> Part {
-        let Some(place) = self.place else { return Part::Expired };
+        let Some(position) = self.position else { return Part::Expired };
         let confirmations = self.options.wants_bookmarks.then_some(self.confirmations);
-        let watch = WatchPlace {
+        let watch = WatchCursor {
             slot: self.slot,
-            place,
+            position,
             filter: &self.options.filter,
             is_by_name: self.options.filter.selector.name().is_some(),
             format: self.format,
@@ -137,13 +137,13 @@ impl Watch {
     pub fn can_end(&self) -> bool {
         let is_by_name = self.options.filter.selector.name().is_some();
         // A watch by name skips events, and its version stays behind.
-        self.initial.is_some() || self.place.is_none() || is_by_name || self.collection.knows(self.version)
+        self.initial.is_some() || self.position.is_none() || is_by_name || self.collection.knows(self.version)
     }
 
     /// Ends the watch in an orderly way. Returns a last bookmark, from which the client resumes.
     pub fn end(&mut self) -> Option<Bytes> {
         let is_open = !std::mem::replace(&mut self.is_over, true);
-        let is_complete = self.initial.is_none() && self.place.is_some();
+        let is_complete = self.initial.is_none() && self.position.is_some();
         (is_open && is_complete && self.options.wants_bookmarks).then(|| self.bookmark(false))
     }
 

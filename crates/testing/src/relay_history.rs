@@ -13,7 +13,8 @@ use std::{
 
 use cproxy_core::{ResourceKind, api::Service};
 use cproxy_relay_core::{
-    Collection, Filter, Format, List, Meta, Object, Selector, Start, Update, Upstream, View, Watch, WatchOptions,
+    Collection, Filter, Format, List, Meta, Object, Selector, Update, Upstream, Visibility, Watch, WatchOptions,
+    WatchStart,
 };
 use prost::Message;
 
@@ -249,7 +250,7 @@ impl Replica {
 
     /// Lists the server's objects, after a list that was cut.
     fn list(&mut self, server: &Server, cut: u8) {
-        let before = self.collection.position();
+        let before = self.collection.summary();
         for end in [usize::from(cut), usize::MAX] {
             self.apply(Update::ListStarted);
             for (key, service) in server.data.objects.iter().take(end) {
@@ -259,7 +260,7 @@ impl Replica {
                 });
             }
         }
-        assert_eq!(self.collection.position(), before, "a list that is not complete changes nothing");
+        assert_eq!(self.collection.summary(), before, "a list that is not complete changes nothing");
         let known = std::mem::replace(&mut self.version, server.data.version);
         let is_reset = self.apply(Update::ListDone(self.version));
         assert!(!is_reset || self.timeline != server.timeline, "the server's data has not gone back");
@@ -294,7 +295,7 @@ impl Replica {
                 Some(at) => self.collection.forget_older_than((now - at).saturating_sub(Duration::from_nanos(1)), now),
                 None => self.collection.forget_oldest(),
             }
-            let left = self.collection.position().map_or(0, |position| position.events);
+            let left = self.collection.summary().map_or(0, |summary| summary.events);
             while self.history.len() > left {
                 self.oldest = self.oldest.max(self.history.pop_front().unwrap_or_default());
                 self.forgotten += 1;
@@ -319,11 +320,11 @@ impl Wake for Wakes {
     }
 }
 
-/// Sees all objects but those of the app b.
+/// Allows all objects but those of the app b.
 struct NotB;
 
-impl View for NotB {
-    fn sees(&self, _: ResourceKind, meta: &Meta) -> bool {
+impl Visibility for NotB {
+    fn allows(&self, _: ResourceKind, meta: &Meta) -> bool {
         meta.label("app") != Some("b")
     }
 }
@@ -354,7 +355,7 @@ impl Wanted {
             Self::NamedInNamespace => {
                 Filter { namespace, selector: selector("app!=b", "metadata.name=n1"), ..Filter::default() }
             }
-            Self::View => Filter { view: Some(Arc::new(NotB)), ..Filter::default() },
+            Self::View => Filter { visibility: Some(Arc::new(NotB)), ..Filter::default() },
         }
     }
 
@@ -471,7 +472,7 @@ impl Client {
                     return;
                 }
                 let had = replica.history.iter().take_while(|known| **known <= version).count();
-                (Start::After(version), replica.forgotten + had as u64, None)
+                (WatchStart::After(version), replica.forgotten + had as u64, None)
             }
             None => {
                 self.renew(who);
@@ -479,7 +480,7 @@ impl Client {
                 let initial = self.wanted.of(&replica.shown);
                 let snapshot = replica.collection.snapshot().expect("the relay has a list");
                 if who & 0x20 != 0 && self.wants_bookmarks {
-                    (Start::Initial { snapshot, sends_end: true }, replica.pushed(), Some(initial))
+                    (WatchStart::Initial { snapshot, sends_end: true }, replica.pushed(), Some(initial))
                 } else {
                     let list = List::new(snapshot, self.wanted.filter(), self.format());
                     let body: Vec<u8> = list.flatten().collect();
@@ -488,13 +489,13 @@ impl Client {
                     self.cache = cache;
                     self.version = Some(version);
                     self.note_list();
-                    (Start::After(version), replica.pushed(), None)
+                    (WatchStart::After(version), replica.pushed(), None)
                 }
             }
         };
         let is_resumed = self.replicas.contains(&index);
         self.replicas.insert(index);
-        let is_refused = matches!(start, Start::After(version) if replica.refuses(version));
+        let is_refused = matches!(start, WatchStart::After(version) if replica.refuses(version));
         let options = WatchOptions { filter: self.wanted.filter(), wants_bookmarks: self.wants_bookmarks };
         let watch = Watch::new(replica.collection.clone(), options, self.format(), start);
         let (wakes, epoch) = (Arc::default(), replica.epoch);

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use super::view::{Shown, View};
+use super::view::{ClientView, Shown};
 
 /// Largest number of views that are shared. The views of further clients are their own.
 const VIEWS_MAX: usize = 65_536;
@@ -16,20 +16,20 @@ pub(super) struct InternedViews(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    views: HashMap<String, Weak<View>>,
+    views: HashMap<String, Weak<ClientView>>,
     /// Number of views that were left after the last removal of unused ones.
     in_use: usize,
 }
 
 impl InternedViews {
     /// The view with this content.
-    pub(super) fn share(&self, shown: Shown) -> Arc<View> {
+    pub(super) fn share(&self, shown: Shown) -> Arc<ClientView> {
         let token = shown.token();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(view) = known.views.get(&token).and_then(Weak::upgrade) {
             return view;
         }
-        let view = Arc::new(View::narrowed(shown, token.clone()));
+        let view = Arc::new(ClientView::narrowed(shown, token.clone()));
         known.remove_unused_if_many();
         if known.views.len() < VIEWS_MAX {
             known.views.insert(token, Arc::downgrade(&view));

@@ -99,7 +99,7 @@ fn a_refusal_names_the_client_and_the_remedy() {
 fn without_a_file_all_is_seen() {
     let (views, peer) = (Views::everything(), PeerAddress::Vsock { cid: 3 });
     let view = views.select(&peer, &Identity::anonymous()).unwrap();
-    assert!(Arc::ptr_eq(&view, &View::everything()));
+    assert!(Arc::ptr_eq(&view, &ClientView::everything()));
     assert_eq!((view.token(), view.node()), (None, None));
     assert!(view.sees(Nodes, "", "n", None) && view.sees(Services, "a", "b", None));
 }

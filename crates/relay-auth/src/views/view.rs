@@ -11,7 +11,7 @@ use ring::digest::{Context, SHA256};
 
 /// Objects that a client may see.
 #[derive(Debug, PartialEq, Eq)]
-pub struct View {
+pub struct ClientView {
     /// `None`: everything.
     narrowed: Option<Narrowed>,
 }
@@ -41,11 +41,11 @@ pub(super) struct Shown {
 /// Bytes of a token: enough that no two contents have the same.
 const TOKEN_BYTES: usize = 16;
 
-impl View {
+impl ClientView {
     /// View of everything.
     #[must_use]
     pub fn everything() -> Arc<Self> {
-        static EVERYTHING: LazyLock<Arc<View>> = LazyLock::new(|| Arc::new(View { narrowed: None }));
+        static EVERYTHING: LazyLock<Arc<ClientView>> = LazyLock::new(|| Arc::new(ClientView { narrowed: None }));
         EVERYTHING.clone()
     }
 

@@ -12,7 +12,7 @@ use std::{
 use allocation_counter::measure;
 use cproxy_core::{ResourceKind, api::Service};
 use cproxy_relay_core::{
-    Collection, Filter, Format, List, Object, Selector, Start, Update, Upstream, Watch, WatchOptions,
+    Collection, Filter, Format, List, Object, Selector, Update, Upstream, Watch, WatchOptions, WatchStart,
 };
 use cproxy_testing::relay_client::{Received, read_events};
 use prost::Message;
@@ -66,7 +66,7 @@ fn filter(name: Option<&str>) -> Filter {
 
 fn watch(collection: &Arc<Collection>, name: Option<&str>, version: u64) -> Watch {
     let options = WatchOptions { filter: filter(name), wants_bookmarks: true };
-    Watch::new(collection.clone(), options, Format::Json, Start::After(version))
+    Watch::new(collection.clone(), options, Format::Json, WatchStart::After(version))
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn clients_that_come_and_go_leave_nothing() {
     };
     come_and_go(10);
     assert_eq!(measure(|| come_and_go(100_000)).bytes_current, 0);
-    assert_eq!(collection.position().expect("it has a list").watchers, 0);
+    assert_eq!(collection.summary().expect("it has a list").watchers, 0);
 }
 
 #[test]

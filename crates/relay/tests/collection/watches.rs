@@ -10,7 +10,7 @@ use std::{
 
 use cproxy_core::{ResourceKind, api::Service};
 use cproxy_relay_core::{
-    Collection, Filter, Format, List, Object, Selector, Start, Update, Upstream, Watch, WatchOptions,
+    Collection, Filter, Format, List, Object, Selector, Update, Upstream, Watch, WatchOptions, WatchStart,
 };
 use cproxy_testing::relay_client::{Received, read_events, read_list, version as number};
 use prost::Message;
@@ -52,7 +52,7 @@ fn listed(objects: impl IntoIterator<Item = Object>, version: u64) -> Arc<Collec
 fn watch(collection: &Arc<Collection>, labels: &str, fields: &str, version: u64) -> Watch {
     let selector = Selector::parse(ResourceKind::Services, labels, fields).expect("a selector");
     let options = WatchOptions { filter: Filter { selector, ..Filter::default() }, wants_bookmarks: false };
-    Watch::new(collection.clone(), options, Format::Protobuf, Start::After(version))
+    Watch::new(collection.clone(), options, Format::Protobuf, WatchStart::After(version))
 }
 
 /// Events up to the first wait, in short.
@@ -210,15 +210,15 @@ fn a_first_list_is_complete_once_each_of_its_objects_was_read_or_deleted() {
         apply(&collection, [Update::ListStarted, Update::Listed(service("a", 2, "a"))]);
         apply(&collection, [unreadable("b"), unreadable("c"), Update::ListDone(5)]);
         assert_eq!(collection.unread(), Some((2, "x/b".to_owned())), "{name}");
-        assert!(collection.snapshot().is_none() && collection.position().is_none(), "{name}");
+        assert!(collection.snapshot().is_none() && collection.summary().is_none(), "{name}");
         apply(&collection, end);
-        assert_eq!((collection.unread(), collection.position().map(|position| position.version)), (None, Some(7)));
+        assert_eq!((collection.unread(), collection.summary().map(|summary| summary.version)), (None, Some(7)));
         assert!(collection.get("x", "a").is_some(), "{name}: its last state stays");
     }
     // Later, clients lose nothing for lack of an object that none has.
     let collection = listed([service("a", 2, "a")], 5);
     apply(&collection, [Update::ListStarted, unreadable("a"), unreadable("b"), Update::ListDone(8)]);
-    assert!(collection.position().is_some_and(|position| position.objects == 1 && position.version == 8));
+    assert!(collection.summary().is_some_and(|summary| summary.objects == 1 && summary.version == 8));
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_client_that_resumes_gets_a_bookmark_at_once_if_it_wants_any() {
     assert_eq!(events(&mut watch(&collection, "", "", 3)), [""; 0]);
     for version in [3, 4, 5] {
         let options = WatchOptions { filter: Filter::default(), wants_bookmarks: true };
-        let mut watch = Watch::new(collection.clone(), options, Format::Protobuf, Start::After(version));
+        let mut watch = Watch::new(collection.clone(), options, Format::Protobuf, WatchStart::After(version));
         assert_eq!(events(&mut watch), ["bookmark 5"]);
     }
 }
@@ -262,6 +262,6 @@ fn events_are_forgotten_by_age() {
         collection.apply(Update::Applied(service("a", version, "a")), now);
     }
     collection.forget_older_than(Duration::from_secs(1), start + Duration::from_secs(8));
-    let position = collection.position().expect("it has a list");
-    assert_eq!((position.events, position.oldest_version), (2, 6));
+    let summary = collection.summary().expect("it has a list");
+    assert_eq!((summary.events, summary.oldest_version), (2, 6));
 }
