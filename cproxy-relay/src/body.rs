@@ -11,7 +11,7 @@ use bytes::Bytes;
 use cproxy_relay_core::{List, Watch};
 use http_body::{Body, Frame, SizeHint};
 
-use crate::{connection::Guard, metrics::Metrics};
+use crate::{connection::ResponseGuard, metrics::Metrics};
 
 /// Bytes of a whole response that are given to a connection at once.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -33,9 +33,9 @@ pub(crate) enum ResponseBody {
     /// Short text.
     Short(Bytes),
     /// Object, or compressed list that several clients share.
-    Whole { bytes: Bytes, _guard: Option<Guard> },
+    Whole { bytes: Bytes, _guard: Option<ResponseGuard> },
     /// List that is encoded as it is read.
-    List { list: Box<List>, has_yielded: bool, guard: Guard },
+    List { list: Box<List>, has_yielded: bool, guard: ResponseGuard },
     /// Watch.
     Watch(Box<WatchBody>),
 }
@@ -48,19 +48,19 @@ pub(crate) struct WatchBody {
     is_due: bool,
     has_ended: bool,
     metrics: Arc<Metrics>,
-    guard: Guard,
+    guard: ResponseGuard,
 }
 
 impl ResponseBody {
     /// Object, or compressed list.
-    pub(crate) fn whole(bytes: Bytes, guard: Guard) -> Self {
+    pub(crate) fn whole(bytes: Bytes, guard: ResponseGuard) -> Self {
         let (bytes, guard) = guard.hold_whole(bytes);
         Self::Whole { bytes, _guard: guard }
     }
 }
 
 impl WatchBody {
-    pub(crate) fn new(watch: Watch, end: End, metrics: Arc<Metrics>, guard: Guard) -> Self {
+    pub(crate) fn new(watch: Watch, end: End, metrics: Arc<Metrics>, guard: ResponseGuard) -> Self {
         Self { watch, end, is_due: false, has_ended: false, metrics, guard }
     }
 

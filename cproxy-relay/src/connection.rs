@@ -9,8 +9,8 @@ use std::{
 };
 
 use crate::{
-    body::EndReason, handler::respond, jitter::jitter, places::Place, relay::Relay, request_limit::RequestLimit,
-    throttle::Throttled,
+    body::EndReason, handler::respond, jitter::jitter, relay::Relay, request_limit::RequestLimit,
+    slots::ConnectionSlot, throttle::Throttled,
 };
 use bytes::Bytes;
 use cproxy_relay_auth::{Identity, Lease, Leases, Peer};
@@ -60,7 +60,7 @@ const TOKENS_MAX: usize = 4;
 /// Client's connection, as its requests see it.
 pub(crate) struct Connection {
     peer: Peer,
-    place: Place,
+    slot: ConnectionSlot,
     requests: RequestLimit,
     /// Reason for which the client has to move, once it has to.
     moving: watch::Sender<Option<EndReason>>,
@@ -82,13 +82,13 @@ struct Activity {
 }
 
 /// Response under way. Dropped at its end.
-pub(crate) struct Guard {
+pub(crate) struct ResponseGuard {
     connection: Arc<Connection>,
     list: Option<u64>,
 }
 
 impl Connection {
-    pub(crate) fn new(peer: Peer, place: Place) -> Self {
+    pub(crate) fn new(peer: Peer, slot: ConnectionSlot) -> Self {
         let activity = Activity {
             responses: 0,
             idle_since: Instant::now(),
@@ -99,7 +99,7 @@ impl Connection {
         };
         Self {
             peer,
-            place,
+            slot,
             requests: RequestLimit::new(1),
             moving: watch::Sender::new(None),
             activity: Mutex::new(activity),
@@ -110,8 +110,8 @@ impl Connection {
         &self.peer
     }
 
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
+    pub(crate) fn slot(&self) -> &ConnectionSlot {
+        &self.slot
     }
 
     /// Waits until the client has to move.
@@ -130,14 +130,14 @@ impl Connection {
     /// Counts a request that costs as much as some others. Returns false if there were too many on this connection, or
     /// of its client.
     pub(crate) fn admits_request(&self, cost: u32) -> bool {
-        self.requests.admits(cost) && self.place.admits_request(cost)
+        self.requests.admits(cost) && self.slot.admits_request(cost)
     }
 
     /// Begins a response without a bound on its time. By itself it does not keep the connection: anybody may ask for
     /// the health.
-    pub(crate) fn begin(self: &Arc<Self>) -> Guard {
+    pub(crate) fn begin(self: &Arc<Self>) -> ResponseGuard {
         self.activity().responses += 1;
-        Guard { connection: self.clone(), list: None }
+        ResponseGuard { connection: self.clone(), list: None }
     }
 
     /// The client may see objects.
@@ -162,7 +162,7 @@ impl Connection {
     }
 
     /// Begins a list, which has to be read in time.
-    pub(crate) fn begin_list(self: &Arc<Self>) -> Guard {
+    pub(crate) fn begin_list(self: &Arc<Self>) -> ResponseGuard {
         let mut guard = self.begin();
         let mut activity = self.activity();
         activity.lists_begun += 1;
@@ -194,7 +194,7 @@ impl Connection {
     }
 }
 
-impl Guard {
+impl ResponseGuard {
     /// The list has been read. What follows has no bound on its time.
     pub(crate) fn end_list(&mut self) {
         if let Some(id) = self.list.take() {
@@ -203,20 +203,20 @@ impl Guard {
     }
 }
 
-impl Guard {
+impl ResponseGuard {
     /// The piece of the response, counted until the client has taken it, if it is a large one.
     pub(crate) fn hold(&self, piece: Bytes) -> Bytes {
-        self.connection.place.hold(piece, ()).0
+        self.connection.slot.hold(piece, ()).0
     }
 
     /// The same for a whole response, which ends with the piece. Gives the guard back if it is not counted.
     pub(crate) fn hold_whole(self, piece: Bytes) -> (Bytes, Option<Self>) {
         let connection = self.connection.clone();
-        connection.place.hold(piece, self)
+        connection.slot.hold(piece, self)
     }
 }
 
-impl Drop for Guard {
+impl Drop for ResponseGuard {
     fn drop(&mut self) {
         self.end_list();
         let mut activity = self.connection.activity();
@@ -253,9 +253,9 @@ pub(crate) fn serve(
     relay: Arc<Relay>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     peer: Peer,
-    place: Place,
+    slot: ConnectionSlot,
 ) -> impl Future<Output = ()> + Send {
-    let connection = Arc::new(Connection::new(peer, place));
+    let connection = Arc::new(Connection::new(peer, slot));
     let service = {
         let (relay, connection) = (relay.clone(), connection.clone());
         service_fn(move |request: http::Request<Incoming>| {
@@ -320,12 +320,12 @@ mod tests {
     use cproxy_relay_auth::PeerAddress;
 
     use super::*;
-    use crate::places::Places;
+    use crate::slots::ConnectionSlots;
 
     fn connection() -> Arc<Connection> {
         let peer = PeerAddress::Vsock { cid: 3 };
-        let (place, _) = Places::new(1).enter(&peer);
-        Arc::new(Connection::new(Peer::new(peer, None), place))
+        let (slot, _) = ConnectionSlots::new(1).enter(&peer);
+        Arc::new(Connection::new(Peer::new(peer, None), slot))
     }
 
     #[tokio::test(start_paused = true)]

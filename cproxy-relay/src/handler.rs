@@ -30,8 +30,8 @@ use crate::{
     connection::Connection,
     jitter::jitter,
     lists::{Compression, Key},
-    places::NoPlace,
-    relay::Relay,
+    relay::{Relay, ReviewClient},
+    slots::NoSlot,
 };
 
 /// Header with the token of a client's view, if it does not see everything.
@@ -181,19 +181,19 @@ impl Exchange<'_> {
 
     /// Identity and view of the client.
     async fn authorize(&self) -> Result<(Arc<Identity>, Arc<ClientView>), Status> {
-        let place = self.connection.place();
+        let slot = self.connection.slot();
         let mut identifying = pin!(self.identify());
         let identity = match poll_once(identifying.as_mut()).await {
             Some(identity) => identity,
             None => {
-                let _asking = place.ask().ok_or_else(|| self.no_place(NoPlace::Full))?;
+                let _asking = slot.await_review().ok_or_else(|| self.no_slot(NoSlot::Full))?;
                 identifying.await
             }
         };
         let identity = identity.map_err(|refusal| self.refusal(&refusal))?;
         let view = self.relay.views().select(self.connection.peer().address(), &identity);
         let view = view.map_err(|refusal| self.refusal(&refusal))?;
-        let has_ended = place.admit(&identity).map_err(|reason| self.no_place(reason))?;
+        let has_ended = slot.admit(&identity).map_err(|reason| self.no_slot(reason))?;
         self.relay.metrics.connections_displaced.add(has_ended.into());
         if let (Source::Token, Some(authorization)) = (identity.source, self.headers.get(AUTHORIZATION)) {
             let is_remembered = self.connection.remember_token(authorization.as_bytes(), &identity, &self.relay.leases);
@@ -214,7 +214,7 @@ impl Exchange<'_> {
         }
     }
 
-    fn no_place(&self, reason: NoPlace) -> Status {
+    fn no_slot(&self, reason: NoSlot) -> Status {
         self.relay.metrics.connections_refused.add(1);
         too_many_connections(reason)
     }
@@ -346,7 +346,7 @@ impl Exchange<'_> {
 
 /// Identity of a client that needs no credentials.
 async fn identify_plainly(peer: &cproxy_relay_auth::Peer) -> Result<Arc<Identity>, Refusal> {
-    match identify::<crate::relay::Reviews>(peer, None, None).await {
+    match identify::<ReviewClient>(peer, None, None).await {
         Ok(identity) => Ok(identity),
         Err(_) => Ok(Arc::new(Identity::anonymous())),
     }
@@ -375,12 +375,10 @@ fn refused(status: &Status, format: Option<Format>) -> Response<ResponseBody> {
     response
 }
 
-fn too_many_connections(reason: NoPlace) -> Status {
+fn too_many_connections(reason: NoSlot) -> Status {
     let message = match reason {
-        NoPlace::Full => {
-            "the relay has as many connections as --max-connections allows: try another replica".to_owned()
-        }
-        NoPlace::Share(share) => format!("this client has {share} connections, as many as one may have: close some"),
+        NoSlot::Full => "the relay has as many connections as --max-connections allows: try another replica".to_owned(),
+        NoSlot::Share(share) => format!("this client has {share} connections, as many as one may have: close some"),
     };
     Status { retry_after_seconds: 5, ..Status::new(429, "TooManyRequests", message) }
 }
@@ -462,8 +460,8 @@ mod tests {
     /// Number of the same requests that a new connection may send at once.
     async fn admitted(relay: &Arc<Relay>, target: &str) -> u32 {
         let peer = PeerAddress::Vsock { cid: 3 };
-        let (place, _) = relay.places.enter(&peer);
-        let connection = Arc::new(Connection::new(Peer::new(peer, None), place));
+        let (slot, _) = relay.slots.enter(&peer);
+        let connection = Arc::new(Connection::new(Peer::new(peer, None), slot));
         let mut count = 0;
         loop {
             let request = Request::get(target).header(ACCEPT, PROTOBUF).body(()).unwrap();

@@ -17,8 +17,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
 
 use crate::{
-    address::ListenAddress, connection::serve, guest_sockets::GuestSockets, metrics::Metrics, places::Place,
-    relay::Relay, tls::ServerTls,
+    address::ListenAddress, connection::serve, guest_sockets::GuestSockets, metrics::Metrics, relay::Relay,
+    slots::ConnectionSlot, tls::ServerTls,
 };
 
 /// Connections that wait to be accepted. The kernel bounds it, too (net.core.somaxconn).
@@ -145,13 +145,13 @@ impl Accepted {
 /// Starts to serve a connection.
 fn enter(relay: &Arc<Relay>, accepted: Accepted) {
     relay.metrics.connections_accepted.add(1);
-    let (place, has_ended) = relay.places.enter(&accepted.peer());
+    let (slot, has_ended) = relay.slots.enter(&accepted.peer());
     relay.metrics.connections_displaced.add(has_ended.into());
     relay.metrics.connections.add(1);
-    let id = place.id();
+    let id = slot.id();
     let counted = Counted(relay.metrics.clone());
-    let task = tokio::spawn(hold(start(relay.clone(), accepted, place), counted));
-    relay.places.set_task(id, task.abort_handle());
+    let task = tokio::spawn(hold(start(relay.clone(), accepted, slot), counted));
+    relay.slots.set_task(id, task.abort_handle());
 }
 
 /// Serves a connection, which counts as one until its end.
@@ -170,7 +170,7 @@ impl Drop for Counted {
 }
 
 /// Begins to serve a connection.
-fn start(relay: Arc<Relay>, accepted: Accepted, place: Place) -> Serving {
+fn start(relay: Arc<Relay>, accepted: Accepted, slot: ConnectionSlot) -> Serving {
     let address = accepted.peer();
     match accepted {
         Accepted::Tcp(stream, peer, tls) => {
@@ -178,23 +178,29 @@ fn start(relay: Arc<Relay>, accepted: Accepted, place: Place) -> Serving {
                 tracing::debug!("{peer}: {error}");
             }
             match tls {
-                Some(tls) => Box::pin(serve_tls(relay, stream, address, tls, place)),
-                None => Box::pin(serve(relay, stream, Peer::new(address, None), place)),
+                Some(tls) => Box::pin(serve_tls(relay, stream, address, tls, slot)),
+                None => Box::pin(serve(relay, stream, Peer::new(address, None), slot)),
             }
         }
-        Accepted::Unix(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), place)),
-        Accepted::Vsock(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), place)),
+        Accepted::Unix(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), slot)),
+        Accepted::Vsock(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), slot)),
     }
 }
 
-async fn serve_tls(relay: Arc<Relay>, stream: TcpStream, address: PeerAddress, tls: Arc<ServerTls>, place: Place) {
+async fn serve_tls(
+    relay: Arc<Relay>,
+    stream: TcpStream,
+    address: PeerAddress,
+    tls: Arc<ServerTls>,
+    slot: ConnectionSlot,
+) {
     // In a box, which is freed after the handshake.
     let handshake = Box::pin(timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(tls.config()).accept(stream)));
     let serving = match handshake.await {
         Ok(Ok(stream)) => {
             let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
             let peer = Peer::new(address, certificate.map(AsRef::as_ref));
-            serve(relay, stream, peer, place)
+            serve(relay, stream, peer, slot)
         }
         Ok(Err(error)) => {
             relay.metrics.handshakes_failed.add(1);

@@ -27,7 +27,7 @@ const LISTS_MAX: usize = 64;
 const BYTES_MAX: usize = 64 << 20;
 /// Bytes of these lists and of older ones that clients still read. Above it, further lists are not compressed.
 const HELD_BYTES_MAX: usize = 192 << 20;
-/// Lists that are compressed at once, or will be: also for clients that have left meanwhile.
+/// CompressedLists that are compressed at once, or will be: also for clients that have left meanwhile.
 const BUILDS_MAX: usize = 4;
 
 /// Age up to which a list serves clients who accept any version. What has changed since comes to them as events.
@@ -122,27 +122,27 @@ impl Compressed {
     }
 }
 
-/// Place of a list.
+/// Entry of a list.
 #[derive(Debug, Default)]
-struct Slot {
+struct ListEntry {
     list: AsyncMutex<Option<Compressed>>,
     bytes: AtomicUsize,
 }
 
-/// Lists that were compressed.
+/// CompressedLists that were compressed.
 #[derive(Debug)]
-pub(crate) struct Lists {
+pub(crate) struct CompressedLists {
     /// Places, and the time at which each was last used.
-    slots: Mutex<HashMap<Key, (Arc<Slot>, Instant)>>,
+    entries: Mutex<HashMap<Key, (Arc<ListEntry>, Instant)>>,
     pub(crate) built: AtomicU64,
     builds: Arc<Semaphore>,
     held_bytes: Arc<AtomicUsize>,
 }
 
-impl Default for Lists {
+impl Default for CompressedLists {
     fn default() -> Self {
         let builds = Arc::new(Semaphore::new(BUILDS_MAX));
-        Self { slots: Mutex::default(), built: AtomicU64::default(), builds, held_bytes: Arc::default() }
+        Self { entries: Mutex::default(), built: AtomicU64::default(), builds, held_bytes: Arc::default() }
     }
 }
 
@@ -171,7 +171,7 @@ impl Drop for Held {
     }
 }
 
-impl Lists {
+impl CompressedLists {
     /// A list that is compressed. Clients that ask for the same one wait for it together. `None`: the first list is not
     /// complete, or clients hold too many.
     pub(crate) async fn get(
@@ -181,14 +181,14 @@ impl Lists {
         filter: &Filter,
         wish: VersionWish,
     ) -> Option<Bytes> {
-        let slot = self.slot(&key);
-        let mut list = slot.list.lock().await;
+        let entry = self.entry(&key);
+        let mut list = entry.list.lock().await;
         if let Some(list) = list.as_ref().filter(|list| list.serves(collection, wish)) {
             return Some(list.bytes.clone());
         }
         // An outdated list makes room for its successor.
         *list = None;
-        slot.bytes.store(0, Ordering::Relaxed);
+        entry.bytes.store(0, Ordering::Relaxed);
         let permit = self.builds.clone().acquire_owned().await.ok()?;
         if self.held_bytes.load(Ordering::Relaxed) > HELD_BYTES_MAX {
             return None;
@@ -204,39 +204,39 @@ impl Lists {
         // Without the room that the encoder has left.
         let bytes = Bytes::from_owner(Held::new(bytes.into_boxed_slice(), self.held_bytes.clone()));
         self.built.fetch_add(1, Ordering::Relaxed);
-        slot.bytes.store(bytes.len(), Ordering::Relaxed);
+        entry.bytes.store(bytes.len(), Ordering::Relaxed);
         let snapshot = snapshot.without_objects();
         *list = Some(Compressed { snapshot, bytes: bytes.clone(), at: Instant::now() });
         Some(bytes)
     }
 
-    /// Place of a list. Others that were not used for long make room.
-    fn slot(&self, key: &Key) -> Arc<Slot> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Entry of a list. Others that were not used for long make room.
+    fn entry(&self, key: &Key) -> Arc<ListEntry> {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        if let Some((slot, used)) = slots.get_mut(key) {
+        if let Some((entry, used)) = entries.get_mut(key) {
             *used = now;
-            return slot.clone();
+            return entry.clone();
         }
-        while slots.len() >= LISTS_MAX || bytes(&slots) > BYTES_MAX {
-            let Some(oldest) = slots.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone()) else {
+        while entries.len() >= LISTS_MAX || bytes(&entries) > BYTES_MAX {
+            let Some(oldest) = entries.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone()) else {
                 break;
             };
-            slots.remove(&oldest);
+            entries.remove(&oldest);
         }
-        slots.entry(key.clone()).or_insert_with(|| (Arc::default(), now)).0.clone()
+        entries.entry(key.clone()).or_insert_with(|| (Arc::default(), now)).0.clone()
     }
 
     /// Number of lists, and their bytes.
     pub(crate) fn size(&self) -> (usize, u64) {
-        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        (slots.len(), bytes(&slots) as u64)
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        (entries.len(), bytes(&entries) as u64)
     }
 }
 
 /// Bytes of all lists.
-fn bytes(slots: &HashMap<Key, (Arc<Slot>, Instant)>) -> usize {
-    slots.values().map(|(slot, _)| slot.bytes.load(Ordering::Relaxed)).sum()
+fn bytes(entries: &HashMap<Key, (Arc<ListEntry>, Instant)>) -> usize {
+    entries.values().map(|(entry, _)| entry.bytes.load(Ordering::Relaxed)).sum()
 }
 
 #[cfg(test)]
@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    async fn get(lists: &Lists, collection: &Arc<Collection>, view: usize, wish: VersionWish) -> Bytes {
+    async fn get(lists: &CompressedLists, collection: &Arc<Collection>, view: usize, wish: VersionWish) -> Bytes {
         lists.get(key(view), collection, &Filter::default(), wish).await.unwrap()
     }
 
@@ -282,7 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_list_that_is_not_older_is_shared() {
-        let (lists, collection) = (Lists::default(), listed(5));
+        let (lists, collection) = (CompressedLists::default(), listed(5));
         let first = get(&lists, &collection, 0, VersionWish::Latest).await;
         collection.apply(Update::Bookmark(9), Instant::now());
         for wish in [VersionWish::Latest, VersionWish::Any, VersionWish::NotOlderThan(5)] {
@@ -296,7 +296,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_list_after_which_no_watch_can_start_is_made_anew() {
-        let (lists, collection) = (Lists::default(), listed(5));
+        let (lists, collection) = (CompressedLists::default(), listed(5));
         get(&lists, &collection, 0, VersionWish::Any).await;
         // Nothing changes, but after each list some versions are unknown.
         let versions: Vec<u64> = (1..100).map(|list| 5 + 10 * list).collect();
@@ -312,12 +312,12 @@ mod tests {
 
     #[tokio::test]
     async fn the_number_of_lists_has_a_bound_and_their_bytes_are_those_that_are_kept() {
-        let (lists, collection) = (Lists::default(), listed(5));
+        let (lists, collection) = (CompressedLists::default(), listed(5));
         let length = get(&lists, &collection, 0, VersionWish::Any).await.len();
         for view in 1..2 * LISTS_MAX {
-            // Its place is taken away while it is used.
-            let slot = lists.slot(&key(view - 1));
-            let _used = slot.list.lock().await;
+            // Its entry is removed while it is used.
+            let entry = lists.entry(&key(view - 1));
+            let _used = entry.list.lock().await;
             get(&lists, &collection, view, VersionWish::Any).await;
         }
         assert_eq!(lists.size(), (LISTS_MAX, (LISTS_MAX * length) as u64));
@@ -325,7 +325,7 @@ mod tests {
 
     #[tokio::test]
     async fn few_lists_are_compressed_at_once() {
-        let (lists, collection) = (Lists::default(), listed(5));
+        let (lists, collection) = (CompressedLists::default(), listed(5));
         let mut permits: Vec<_> = (0..BUILDS_MAX).map(|_| lists.builds.clone().try_acquire_owned().unwrap()).collect();
         let mut waiting = std::pin::pin!(get(&lists, &collection, 0, VersionWish::Any));
         assert!(tokio::time::timeout(Duration::from_millis(50), waiting.as_mut()).await.is_err());
@@ -336,11 +336,11 @@ mod tests {
 
     #[tokio::test]
     async fn lists_that_clients_hold_are_counted_until_the_last_is_read() {
-        let (lists, collection) = (Lists::default(), listed(5));
+        let (lists, collection) = (CompressedLists::default(), listed(5));
         let mut first = get(&lists, &collection, 0, VersionWish::Any).await;
         let rest = first.split_off(1);
         drop(first);
-        lists.slots.lock().unwrap().clear();
+        lists.entries.lock().unwrap().clear();
         assert_eq!(lists.held_bytes.load(Ordering::Relaxed), rest.len() + 1);
         lists.held_bytes.fetch_add(HELD_BYTES_MAX, Ordering::Relaxed);
         assert!(lists.get(key(1), &collection, &Filter::default(), VersionWish::Any).await.is_none());

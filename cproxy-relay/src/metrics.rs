@@ -16,7 +16,7 @@ use cproxy_daemon::{
 use cproxy_relay_auth::{RefusalCounters, ReviewCounts};
 use cproxy_relay_core::{KINDS, plural};
 
-use crate::{cache::Cache, lists::Lists};
+use crate::{cache::Cache, lists::CompressedLists};
 
 /// Number that grows, or grows and shrinks.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Metrics {
         &self,
         format: MetricsFormat,
         cache: &Cache,
-        lists: &Lists,
+        lists: &CompressedLists,
         (unread_bytes, connections_unread): (usize, u64),
         reviews: Option<ReviewCounts>,
     ) -> String {
@@ -145,7 +145,13 @@ impl Metrics {
 pub fn every_metric() -> String {
     let metrics = Metrics::default();
     metrics.count_request(("services", "list", 200));
-    metrics.text(MetricsFormat::Text, &Cache::new(0), &Lists::default(), (0, 0), Some(ReviewCounts::default()))
+    metrics.text(
+        MetricsFormat::Text,
+        &Cache::new(0),
+        &CompressedLists::default(),
+        (0, 0),
+        Some(ReviewCounts::default()),
+    )
 }
 
 /// Metrics, under names with the prefix of the relay.

@@ -17,7 +17,8 @@ use tokio::{runtime::Handle, sync::Notify};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
-    body::ResponseBody, cache::Cache, lists::Lists, metrics::Metrics, places::Places, refusal_log::RefusalLog,
+    body::ResponseBody, cache::Cache, lists::CompressedLists, metrics::Metrics, refusal_log::RefusalLog,
+    slots::ConnectionSlots,
 };
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
@@ -28,11 +29,11 @@ const OWN_VERSION: &str = r#"{"major":"1","minor":"36","gitVersion":"v1.36.0-cpr
 /// State that all connections share.
 pub(crate) struct Relay {
     pub(crate) cache: Arc<Cache>,
-    pub(crate) lists: Lists,
+    pub(crate) lists: CompressedLists,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) refusal_log: RefusalLog,
     /// Reviewer of tokens, if clients need credentials.
-    pub(crate) reviewer: Option<Arc<TokenReviewer<Reviews>>>,
+    pub(crate) reviewer: Option<Arc<TokenReviewer<ReviewClient>>>,
     /// Tokens of clients that are connected.
     pub(crate) leases: Arc<Leases>,
     pub(crate) authenticates: bool,
@@ -40,8 +41,8 @@ pub(crate) struct Relay {
     /// Notified when there are new views.
     pub(crate) views_changed: Notify,
     server_version: RwLock<Bytes>,
-    /// Places of connections.
-    pub(crate) places: Arc<Places>,
+    /// Slots of connections.
+    pub(crate) slots: Arc<ConnectionSlots>,
     /// Cancelled when the relay is about to stop.
     pub(crate) draining: CancellationToken,
     /// Background tasks, each of which runs for ever.
@@ -53,14 +54,14 @@ pub(crate) struct Relay {
 impl Relay {
     pub(crate) fn new(
         cache: Arc<Cache>,
-        reviewer: Option<Arc<TokenReviewer<Reviews>>>,
+        reviewer: Option<Arc<TokenReviewer<ReviewClient>>>,
         views: Views,
         connections_max: usize,
         drain_time: Duration,
     ) -> Self {
         Self {
             cache,
-            lists: Lists::default(),
+            lists: CompressedLists::default(),
             metrics: Arc::default(),
             refusal_log: RefusalLog::default(),
             authenticates: reviewer.is_some(),
@@ -69,7 +70,7 @@ impl Relay {
             views: RwLock::new(Arc::new(views)),
             views_changed: Notify::new(),
             server_version: RwLock::new(Bytes::from_static(OWN_VERSION.as_bytes())),
-            places: Places::new(connections_max),
+            slots: ConnectionSlots::new(connections_max),
             draining: CancellationToken::new(),
             tasks: Tasks::default(),
             drain_time,
@@ -141,18 +142,18 @@ impl Relay {
     /// All numbers for Prometheus.
     pub(crate) fn metrics_text(&self, format: MetricsFormat) -> String {
         let reviews = self.reviewer.as_ref().map(|reviewer| reviewer.counts());
-        self.metrics.text(format, &self.cache, &self.lists, self.places.unsent_counts(), reviews)
+        self.metrics.text(format, &self.cache, &self.lists, self.slots.unsent_counts(), reviews)
     }
 }
 
-/// Way of token reviews to the API server.
-pub(crate) struct Reviews {
+/// Client of the API server for token reviews.
+pub(crate) struct ReviewClient {
     pub(crate) client: Arc<ApiClient>,
     /// Runtime of the client's connection.
     pub(crate) runtime: Handle,
 }
 
-impl ReviewTransport for Reviews {
+impl ReviewTransport for ReviewClient {
     async fn review(&self, body: Bytes) -> Result<(u16, Bytes), String> {
         let request = Request::post(TOKEN_REVIEWS)
             .header(CONTENT_TYPE, "application/json")

@@ -28,7 +28,7 @@ use crate::{
     cache::Cache,
     config::{Authentication, Config},
     listener, metrics_server,
-    relay::{Relay, Reviews},
+    relay::{Relay, ReviewClient},
     tls::ServerTls,
     upstream,
 };
@@ -56,7 +56,7 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     let client = Arc::new(ApiClient::new(server, configuration, SocketSetup::new(|_| Ok(()))));
     let upstream = start_upstream_runtime().context("starting a thread")?;
     let reviewer = (config.authentication == Authentication::TokenReview)
-        .then(|| Reviews { client: client.clone(), runtime: upstream.clone() })
+        .then(|| ReviewClient { client: client.clone(), runtime: upstream.clone() })
         .map(|reviews| {
             Arc::new(TokenReviewer::new(
                 reviews,

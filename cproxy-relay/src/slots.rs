@@ -1,6 +1,6 @@
-//! Places of connections. Before a client is known, it has one of a few; the oldest that has shown nothing goes first.
-//! After that, identities share the rest: of a full house, the identity with most gives up one for an identity with
-//! fewer. So do their requests, and what they have not read.
+//! Slots of connections. Before a client is known, it has one of a few; the oldest that has shown nothing goes first.
+//! After that, identities share the rest: if all are taken, the identity with most gives up one for an identity with
+//! fewer. Requests, and what clients have not read, are bounded by identity, too.
 
 use std::{
     cmp::Reverse,
@@ -34,14 +34,14 @@ const UNKNOWN_MAX: usize = 4096;
 const KNOWN_KEPT: usize = 1024;
 
 /// Connections of one network whose tokens are under review.
-const ASKING_MAX: usize = 1024;
+const IN_REVIEW_MAX: usize = 1024;
 
-/// All places, and who has them.
+/// All slots, and the connections that have them.
 #[derive(Debug)]
-pub(crate) struct Places {
-    /// Places of clients that are known.
+pub(crate) struct ConnectionSlots {
+    /// Slots of clients that are known.
     all: usize,
-    /// Places of those that have shown nothing.
+    /// Slots of those that have shown nothing.
     unknown: usize,
     hashes: RandomState,
     unsent: Arc<Unsent>,
@@ -53,8 +53,8 @@ struct State {
     next_id: u64,
     unknown: Unknown,
     /// Connections of each origin whose tokens are under review.
-    asking: HashMap<Origin, usize>,
-    asking_count: usize,
+    in_review: HashMap<Origin, usize>,
+    in_review_count: usize,
     /// Each identity with a connection, or whose last requests still count, by its hash.
     known: HashMap<u64, Known>,
     /// Identities with connections, by their number.
@@ -82,13 +82,13 @@ struct Unknown {
     by_count: BTreeMap<Rank, Origin>,
 }
 
-/// Number of an origin's connections, and the oldest of them. The last origin in this order gives up a place first.
+/// Number of an origin's connections, and the oldest of them. The last origin in this order gives up a slot first.
 type Rank = (usize, Reverse<u64>);
 
-/// Place of one connection.
+/// Slot of one connection.
 #[derive(Debug)]
-pub(crate) struct Place {
-    places: Arc<Places>,
+pub(crate) struct ConnectionSlot {
+    slots: Arc<ConnectionSlots>,
     origin: Origin,
     id: u64,
     stage: Mutex<Stage>,
@@ -99,30 +99,30 @@ enum Stage {
     /// It has shown nothing.
     Unknown,
     /// So many of its requests wait for a review; it has the task of its connection again after them.
-    Asking(usize, Option<AbortHandle>),
+    InReview(usize, Option<AbortHandle>),
     /// It is this identity's.
     Known(u64, Arc<RequestLimit>),
 }
 
-/// Name of a place.
-pub(crate) struct PlaceId {
+/// Names a slot.
+pub(crate) struct SlotId {
     origin: Origin,
     id: u64,
 }
 
-/// Request that waits for a review. The place counts as that of an unknown client again after it.
-pub(crate) struct Asking<'a>(&'a Place);
+/// Request that waits for a review. The slot counts as that of an unknown client again after it.
+pub(crate) struct ReviewWait<'a>(&'a ConnectionSlot);
 
-/// Reason for which a client gets no place.
+/// Reason for which a client gets no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoPlace {
+pub(crate) enum NoSlot {
     /// All are taken.
     Full,
     /// The identity has its share, which is this many.
     Share(usize),
 }
 
-impl Places {
+impl ConnectionSlots {
     pub(crate) fn new(connections_max: usize) -> Arc<Self> {
         Arc::new(Self {
             all: connections_max,
@@ -137,9 +137,9 @@ impl Places {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Place for a new connection. If there is none left, the oldest connection of the origin with most of them that
+    /// Slot for a new connection. If there is none left, the oldest connection of the origin with most of them that
     /// have shown nothing ends. Returns whether one did, too.
-    pub(crate) fn enter(self: &Arc<Self>, peer: &PeerAddress) -> (Place, bool) {
+    pub(crate) fn enter(self: &Arc<Self>, peer: &PeerAddress) -> (ConnectionSlot, bool) {
         let origin = Origin::from(peer);
         let mut state = self.state();
         let is_full = state.unknown.count >= self.unknown;
@@ -148,16 +148,16 @@ impl Places {
         let id = state.next_id;
         state.unknown.insert(&origin, id, None);
         drop(state);
-        // Outside the lock: the task gives back its place.
+        // Outside the lock: the task gives back its slot.
         ended.into_iter().flatten().for_each(|task| task.abort());
-        (Place { places: self.clone(), origin, id, stage: Mutex::new(Stage::Unknown) }, is_full)
+        (ConnectionSlot { slots: self.clone(), origin, id, stage: Mutex::new(Stage::Unknown) }, is_full)
     }
 
-    /// Task that serves a connection. It ends when its place is needed.
-    pub(crate) fn set_task(&self, PlaceId { origin, id }: PlaceId, task: AbortHandle) {
+    /// Task that serves a connection. It ends when its slot is needed.
+    pub(crate) fn set_task(&self, SlotId { origin, id }: SlotId, task: AbortHandle) {
         let mut state = self.state();
-        if let Some(place) = state.unknown.by_origin.get_mut(&origin).and_then(|places| places.get_mut(&id)) {
-            *place = Some(task);
+        if let Some(slot) = state.unknown.by_origin.get_mut(&origin).and_then(|slots| slots.get_mut(&id)) {
+            *slot = Some(task);
         }
     }
 
@@ -195,22 +195,22 @@ impl State {
     /// Gives an identity another connection. Returns the task of one that ends for it.
     fn admit(
         &mut self,
-        places: &Places,
+        slots: &ConnectionSlots,
         hash: u64,
         (share, guests): (usize, u32),
         (id, task): (u64, Option<AbortHandle>),
-    ) -> Result<(Arc<RequestLimit>, Option<AbortHandle>), NoPlace> {
+    ) -> Result<(Arc<RequestLimit>, Option<AbortHandle>), NoSlot> {
         let own = self.known.get(&hash).map_or(0, |known| known.connections.len());
         if own >= share {
-            return Err(NoPlace::Share(share));
+            return Err(NoSlot::Share(share));
         }
         let mut ended = None;
-        if self.known_count >= places.all {
+        if self.known_count >= slots.all {
             // The newest one of the identity with most, which has two more than this one at least.
             let most = self.by_count.last().copied().filter(|(count, _)| *count > own + 1);
-            let (_, most) = most.ok_or(NoPlace::Full)?;
+            let (_, most) = most.ok_or(NoSlot::Full)?;
             let newest = self.known.get(&most).and_then(|known| known.connections.last_key_value());
-            let newest = newest.map(|(id, _)| *id).ok_or(NoPlace::Full)?;
+            let newest = newest.map(|(id, _)| *id).ok_or(NoSlot::Full)?;
             ended = self.change_known(most, |connections| connections.remove(&newest)).flatten().flatten();
         }
         if self.known.len() >= 2 * self.known_count.max(KNOWN_KEPT) {
@@ -240,9 +240,9 @@ impl State {
         Some(result)
     }
 
-    fn end_asking(&mut self, origin: &Origin) {
-        self.asking_count -= 1;
-        take_one(&mut self.asking, origin);
+    fn end_review(&mut self, origin: &Origin) {
+        self.in_review_count -= 1;
+        take_one(&mut self.in_review, origin);
     }
 }
 
@@ -288,58 +288,58 @@ fn rank(connections: &Connections) -> Option<Rank> {
     connections.first_key_value().map(|(oldest, _)| (connections.len(), Reverse(*oldest)))
 }
 
-impl Place {
+impl ConnectionSlot {
     fn stage(&self) -> MutexGuard<'_, Stage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn id(&self) -> PlaceId {
-        PlaceId { origin: self.origin.clone(), id: self.id }
+    pub(crate) fn id(&self) -> SlotId {
+        SlotId { origin: self.origin.clone(), id: self.id }
     }
 
     /// Lets a request wait for a review; `None` if too many of the origin do.
-    pub(crate) fn ask(&self) -> Option<Asking<'_>> {
+    pub(crate) fn await_review(&self) -> Option<ReviewWait<'_>> {
         let mut stage = self.stage();
         match &mut *stage {
             Stage::Known(..) => {}
-            Stage::Asking(requests, _) => *requests += 1,
+            Stage::InReview(requests, _) => *requests += 1,
             Stage::Unknown => {
-                let mut state = self.places.state();
-                let asking = state.asking.get(&self.origin).copied().unwrap_or(0);
-                if asking >= ASKING_MAX || state.asking_count >= self.places.all {
+                let mut state = self.slots.state();
+                let in_review = state.in_review.get(&self.origin).copied().unwrap_or(0);
+                if in_review >= IN_REVIEW_MAX || state.in_review_count >= self.slots.all {
                     return None;
                 }
                 let task = state.unknown.remove(&self.origin, self.id).flatten();
-                state.asking.insert(self.origin.clone(), asking + 1);
-                state.asking_count += 1;
-                *stage = Stage::Asking(1, task);
+                state.in_review.insert(self.origin.clone(), in_review + 1);
+                state.in_review_count += 1;
+                *stage = Stage::InReview(1, task);
             }
         }
-        Some(Asking(self))
+        Some(ReviewWait(self))
     }
 
-    /// Makes the place that of an identity, if it is not one's yet. Returns whether another connection ends for it.
-    pub(crate) fn admit(&self, identity: &Identity) -> Result<bool, NoPlace> {
+    /// Makes the slot that of an identity, if it is not one's yet. Returns whether another connection ends for it.
+    pub(crate) fn admit(&self, identity: &Identity) -> Result<bool, NoSlot> {
         let mut stage = self.stage();
         if let Stage::Known(..) = &*stage {
             return Ok(false);
         }
-        let (hash, share) = (self.places.hash(identity), self.places.share(identity));
-        let mut state = self.places.state();
+        let (hash, share) = (self.slots.hash(identity), self.slots.share(identity));
+        let mut state = self.slots.state();
         let task = match &*stage {
-            Stage::Asking(_, task) => task.clone(),
+            Stage::InReview(_, task) => task.clone(),
             Stage::Unknown | Stage::Known(..) => state.unknown.task(&self.origin, self.id),
         };
-        let (requests, ended) = state.admit(&self.places, hash, share, (self.id, task))?;
+        let (requests, ended) = state.admit(&self.slots, hash, share, (self.id, task))?;
         match &*stage {
-            Stage::Asking(..) => state.end_asking(&self.origin),
+            Stage::InReview(..) => state.end_review(&self.origin),
             Stage::Unknown | Stage::Known(..) => drop(state.unknown.remove(&self.origin, self.id)),
         }
         *stage = Stage::Known(hash, requests);
         drop(state);
         drop(stage);
         let has_ended = ended.is_some();
-        // Outside the locks: the task gives back its place.
+        // Outside the locks: the task gives back its slot.
         ended.into_iter().for_each(|task| task.abort());
         Ok(has_ended)
     }
@@ -349,18 +349,18 @@ impl Place {
     pub(crate) fn admits_request(&self, cost: u32) -> bool {
         match &*self.stage() {
             Stage::Known(_, requests) => requests.admits(cost),
-            Stage::Unknown | Stage::Asking(..) => true,
+            Stage::Unknown | Stage::InReview(..) => true,
         }
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// The piece of a response, counted until the client has taken it, if it is a large one. `companion` lives as long.
     /// Gives it back if the piece is not counted.
     pub(crate) fn hold<T: Send + 'static>(&self, piece: Bytes, companion: T) -> (Bytes, Option<T>) {
         let holder = if Unsent::counts_piece(&piece) { self.holder() } else { None };
         match holder {
-            Some(holder) => (self.places.unsent.hold(piece, holder, companion), None),
+            Some(holder) => (self.slots.unsent.hold(piece, holder, companion), None),
             None => (piece, Some(companion)),
         }
     }
@@ -368,33 +368,33 @@ impl Place {
     fn holder(&self) -> Option<Holder> {
         let stage = self.stage();
         let Stage::Known(identity, requests) = &*stage else { return None };
-        let state = self.places.state();
+        let state = self.slots.state();
         let task = state.known.get(identity)?.connections.get(&self.id)?.clone()?;
         Some(Holder { identity: *identity, guests: requests.guests(), task })
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for ReviewWait<'_> {
     fn drop(&mut self) {
-        let Place { places, origin, id, .. } = self.0;
+        let ConnectionSlot { slots, origin, id, .. } = self.0;
         let mut stage = self.0.stage();
-        let Stage::Asking(requests, task) = &mut *stage else { return };
+        let Stage::InReview(requests, task) = &mut *stage else { return };
         *requests -= 1;
         if *requests == 0 {
-            let mut state = places.state();
-            state.end_asking(origin);
+            let mut state = slots.state();
+            state.end_review(origin);
             state.unknown.insert(origin, *id, task.take());
             *stage = Stage::Unknown;
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut state = self.places.state();
+        let mut state = self.slots.state();
         match self.stage.get_mut().unwrap_or_else(PoisonError::into_inner) {
             Stage::Unknown => drop(state.unknown.remove(&self.origin, self.id)),
-            Stage::Asking(..) => state.end_asking(&self.origin),
+            Stage::InReview(..) => state.end_review(&self.origin),
             Stage::Known(hash, requests) => {
                 // It is gone already if it has ended for another one.
                 let left = state.change_known(*hash, |connections| {
@@ -433,28 +433,28 @@ mod tests {
     }
 
     /// Connection of a client that is known at once.
-    fn known(places: &Arc<Places>, from: &str, username: &str) -> Result<Place, NoPlace> {
-        let (place, _) = places.enter(&tcp(from));
-        place.admit(&identity(username, Source::Token, None)).map(|_| place)
+    fn known(slots: &Arc<ConnectionSlots>, from: &str, username: &str) -> Result<ConnectionSlot, NoSlot> {
+        let (slot, _) = slots.enter(&tcp(from));
+        slot.admit(&identity(username, Source::Token, None)).map(|_| slot)
     }
 
-    fn counts(places: &Places) -> (usize, usize, usize) {
-        let state = places.state();
-        (state.unknown.count, state.asking_count, state.known_count)
+    fn counts(slots: &ConnectionSlots) -> (usize, usize, usize) {
+        let state = slots.state();
+        (state.unknown.count, state.in_review_count, state.known_count)
     }
 
     #[test]
     fn the_oldest_connection_of_the_origin_with_most_goes_first() {
-        let places = Places::new(40);
+        let slots = ConnectionSlots::new(40);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut tasks = Vec::new();
         let mut held = Vec::new();
         let mut enter = |from: &str| {
-            let (place, has_ended) = places.enter(&tcp(from));
+            let (slot, has_ended) = slots.enter(&tcp(from));
             let task = runtime.spawn(std::future::pending::<()>());
-            places.set_task(place.id(), task.abort_handle());
+            slots.set_task(slot.id(), task.abort_handle());
             tasks.push(task);
-            held.push(place);
+            held.push(slot);
             has_ended
         };
         for port in 1..=8 {
@@ -462,80 +462,78 @@ mod tests {
             // A host has all addresses of its network.
             assert!(!enter(&format!("[2001:db8::{port}]:1")));
         }
-        assert_eq!(counts(&places), (UNKNOWN_MIN, 0, 0));
-        // The ninth connection of each network takes the place of its own first one, or of the other's.
+        assert_eq!(counts(&slots), (UNKNOWN_MIN, 0, 0));
+        // The ninth connection of each network takes the slot of its own first one, or of the other's.
         assert!(enter("198.51.100.1:1") && enter("198.51.100.1:2") && enter("[2001:db8::9]:1"));
         runtime.block_on(tokio::task::yield_now());
         let ended: Vec<_> = (0..tasks.len()).filter(|index| tasks[*index].is_finished()).collect();
         assert_eq!(ended, [0, 1, 2]);
-        assert_eq!(counts(&places), (UNKNOWN_MIN, 0, 0));
+        assert_eq!(counts(&slots), (UNKNOWN_MIN, 0, 0));
         drop(held);
-        assert_eq!(counts(&places), (0, 0, 0));
-        let state = places.state();
+        assert_eq!(counts(&slots), (0, 0, 0));
+        let state = slots.state();
         assert!(state.unknown.by_origin.is_empty() && state.unknown.by_count.is_empty());
     }
 
     #[test]
     fn an_identity_has_a_share_and_the_one_with_most_gives_up_connections_for_others() {
-        let places = Places::new(40);
+        let slots = ConnectionSlots::new(40);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let task = || runtime.spawn(std::future::pending::<()>());
         let mut tasks = Vec::new();
         let mut enter = |name: &str| {
-            let (place, _) = places.enter(&tcp("192.0.2.1:1"));
+            let (slot, _) = slots.enter(&tcp("192.0.2.1:1"));
             tasks.push(task());
-            places.set_task(place.id(), tasks.last().unwrap().abort_handle());
-            place.admit(&identity(name, Source::Token, None)).map(|has_ended| (place, has_ended))
+            slots.set_task(slot.id(), tasks.last().unwrap().abort_handle());
+            slot.admit(&identity(name, Source::Token, None)).map(|has_ended| (slot, has_ended))
         };
         let mut held: Vec<_> = (0..20).map(|_| enter("a").unwrap()).collect();
-        assert_eq!(enter("a").unwrap_err(), NoPlace::Share(20));
+        assert_eq!(enter("a").unwrap_err(), NoSlot::Share(20));
         held.extend((0..20).map(|_| enter("b").unwrap()));
         assert!(held.iter().all(|(_, has_ended)| !has_ended));
-        assert_eq!(enter("b").unwrap_err(), NoPlace::Share(20));
+        assert_eq!(enter("b").unwrap_err(), NoSlot::Share(20));
         // Eighteen others get in, at the cost of those two alone.
         for round in 0..18 {
-            let (place, has_ended) = enter(&format!("c{round}")).unwrap();
+            let (slot, has_ended) = enter(&format!("c{round}")).unwrap();
             assert!(has_ended);
-            held.push((place, has_ended));
+            held.push((slot, has_ended));
         }
-        let counts_of = |places: &Places| {
-            let mut counts: Vec<_> = places.state().known.values().map(|known| known.connections.len()).collect();
+        let counts_of = |slots: &ConnectionSlots| {
+            let mut counts: Vec<_> = slots.state().known.values().map(|known| known.connections.len()).collect();
             counts.sort_unstable();
             counts
         };
-        assert_eq!(counts_of(&places), [vec![1; 18], vec![11; 2]].concat());
+        assert_eq!(counts_of(&slots), [vec![1; 18], vec![11; 2]].concat());
         runtime.block_on(tokio::task::yield_now());
         // The newest ones of both ended.
         let ended: Vec<_> = (0..tasks.len()).filter(|index| tasks[*index].is_finished()).collect();
         assert_eq!(ended, (11..20).chain(32..41).collect::<Vec<_>>());
-        assert_eq!(counts(&places), (0, 0, 40));
+        assert_eq!(counts(&slots), (0, 0, 40));
         drop(held);
-        assert_eq!((counts(&places), places.state().known.len()), ((0, 0, 0), 0));
-        assert!(places.state().by_count.is_empty());
+        assert_eq!((counts(&slots), slots.state().known.len()), ((0, 0, 0), 0));
+        assert!(slots.state().by_count.is_empty());
         // Where all have one, nobody gives way.
-        let held: Vec<_> =
-            (0..40).map(|number| known(&places, "192.0.2.1:1", &format!("d{number}")).unwrap()).collect();
-        assert_eq!(known(&places, "192.0.2.1:1", "e").unwrap_err(), NoPlace::Full);
+        let held: Vec<_> = (0..40).map(|number| known(&slots, "192.0.2.1:1", &format!("d{number}")).unwrap()).collect();
+        assert_eq!(known(&slots, "192.0.2.1:1", "e").unwrap_err(), NoSlot::Full);
         drop(held);
     }
 
     #[tokio::test(start_paused = true)]
     async fn requests_of_a_client_count_together_also_if_it_comes_back() {
-        let places = Places::new(40);
+        let slots = ConnectionSlots::new(40);
         let guest = identity("a", Source::Local, None);
         let mut admitted = 0;
         for _ in 0..3 {
-            let held: Vec<_> = (0..2).map(|_| places.enter(&tcp("192.0.2.1:1")).0).collect();
-            held.iter().for_each(|place| assert!(!place.admit(&guest).unwrap()));
-            admitted +=
-                held.iter().flat_map(|place| (0..150).map(|_| place.admits_request(1))).filter(|is| *is).count();
+            let held: Vec<_> = (0..2).map(|_| slots.enter(&tcp("192.0.2.1:1")).0).collect();
+            held.iter().for_each(|slot| assert!(!slot.admit(&guest).unwrap()));
+            admitted += held.iter().flat_map(|slot| (0..150).map(|_| slot.admits_request(1))).filter(|is| *is).count();
         }
         assert_eq!(admitted, REQUESTS_BURST as usize);
-        assert_eq!(places.state().known.len(), 1);
+        assert_eq!(slots.state().known.len(), 1);
         tokio::time::advance(REQUEST_INTERVAL * REQUESTS_BURST).await;
-        let other = known(&places, "192.0.2.1:1", "b").unwrap();
+        let other = known(&slots, "192.0.2.1:1", "b").unwrap();
         let account = identity("c", Source::Token, Some("node-1"));
-        let (of_account, _) = places.enter(&tcp("192.0.2.1:1"));
+        let (of_account, _) = slots.enter(&tcp("192.0.2.1:1"));
         assert_eq!(of_account.admit(&account), Ok(false));
         let admitted = (0..30_000).filter(|_| of_account.admits_request(1)).count();
         assert_eq!(admitted, (REQUESTS_BURST * GUESTS_OF_ACCOUNT) as usize);
@@ -544,46 +542,46 @@ mod tests {
 
     #[test]
     fn many_guests_with_one_account_have_shares_of_their_nodes() {
-        let places = Places::new(40);
+        let slots = ConnectionSlots::new(40);
         let admit = |identity: &Identity| {
-            let (place, _) = places.enter(&tcp("192.0.2.1:1"));
-            place.admit(identity).map(|_| place)
+            let (slot, _) = slots.enter(&tcp("192.0.2.1:1"));
+            slot.admit(identity).map(|_| slot)
         };
         let guest = |node| identity("system:serviceaccount:guests:agent", Source::Token, Some(node));
         let held: Vec<_> = (0..20).map(|_| admit(&guest("node-1")).unwrap()).collect();
-        assert_eq!(admit(&guest("node-1")).unwrap_err(), NoPlace::Share(20));
+        assert_eq!(admit(&guest("node-1")).unwrap_err(), NoSlot::Share(20));
         let others: Vec<_> = (0..20).map(|_| admit(&guest("node-2")).unwrap()).collect();
         drop((held, others));
         let local = identity("vsock 3", Source::Local, None);
         let held: Vec<_> = (0..GUEST_CONNECTIONS_MAX).map(|_| admit(&local).unwrap()).collect();
-        assert_eq!(admit(&local).unwrap_err(), NoPlace::Share(GUEST_CONNECTIONS_MAX));
+        assert_eq!(admit(&local).unwrap_err(), NoSlot::Share(GUEST_CONNECTIONS_MAX));
         drop(held);
         let held: Vec<_> = (0..40).map(|_| admit(&Identity::anonymous()).unwrap()).collect();
-        assert_eq!(admit(&Identity::anonymous()).unwrap_err(), NoPlace::Share(40));
+        assert_eq!(admit(&Identity::anonymous()).unwrap_err(), NoSlot::Share(40));
         drop(held);
     }
 
     #[test]
     fn a_connection_whose_token_is_under_review_stays_and_each_origin_has_a_bound_of_them() {
-        let places = Places::new(10_000);
-        let (asks, _) = places.enter(&tcp("192.0.2.1:1"));
-        let (first, second) = (asks.ask().unwrap(), asks.ask().unwrap());
-        assert_eq!(counts(&places), (0, 1, 0));
+        let slots = ConnectionSlots::new(10_000);
+        let (waiting, _) = slots.enter(&tcp("192.0.2.1:1"));
+        let (first, second) = (waiting.await_review().unwrap(), waiting.await_review().unwrap());
+        assert_eq!(counts(&slots), (0, 1, 0));
         drop(first);
-        assert_eq!(counts(&places), (0, 1, 0));
+        assert_eq!(counts(&slots), (0, 1, 0));
         drop(second);
-        assert_eq!(counts(&places), (1, 0, 0));
-        let asking = asks.ask().unwrap();
-        assert_eq!(asks.admit(&Identity::anonymous()), Ok(false));
-        drop(asking);
-        assert_eq!(counts(&places), (0, 0, 1));
-        assert!(asks.ask().is_some());
-        let others: Vec<_> = (0..=ASKING_MAX).map(|_| places.enter(&tcp("192.0.2.1:1")).0).collect();
-        let asking: Vec<_> = others.iter().map(Place::ask).collect();
-        assert_eq!(asking.iter().filter(|asking| asking.is_none()).count(), 1);
-        assert!(places.enter(&tcp("192.0.2.2:1")).0.ask().is_some());
-        drop(asking);
-        drop((others, asks));
-        assert_eq!((counts(&places), places.state().asking.len()), ((0, 0, 0), 0));
+        assert_eq!(counts(&slots), (1, 0, 0));
+        let in_review = waiting.await_review().unwrap();
+        assert_eq!(waiting.admit(&Identity::anonymous()), Ok(false));
+        drop(in_review);
+        assert_eq!(counts(&slots), (0, 0, 1));
+        assert!(waiting.await_review().is_some());
+        let others: Vec<_> = (0..=IN_REVIEW_MAX).map(|_| slots.enter(&tcp("192.0.2.1:1")).0).collect();
+        let in_review: Vec<_> = others.iter().map(ConnectionSlot::await_review).collect();
+        assert_eq!(in_review.iter().filter(|in_review| in_review.is_none()).count(), 1);
+        assert!(slots.enter(&tcp("192.0.2.2:1")).0.await_review().is_some());
+        drop(in_review);
+        drop((others, waiting));
+        assert_eq!((counts(&slots), slots.state().in_review.len()), ((0, 0, 0), 0));
     }
 }
