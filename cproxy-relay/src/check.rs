@@ -10,13 +10,10 @@ use http::{Request, StatusCode, header::ACCEPT};
 use serde_json::{Value, json};
 
 use crate::{
-    address::ListenAddress,
     cli::print,
     config::{Authentication, Config},
-    guest_sockets::Found,
-    listener,
+    listen::{address::ListenAddress, guest_sockets::Found, listener, tls::ServerTls},
     run::read_views,
-    tls::ServerTls,
     upstream,
 };
 

@@ -21,9 +21,9 @@ use cproxy_daemon::{
 use tracing::Level;
 
 use crate::{
-    address::ListenAddress,
     check,
     config::{Authentication, Config, ConfigError, tls_files},
+    listen::address::ListenAddress,
     run,
 };
 

@@ -8,7 +8,7 @@ use std::{
 
 use cproxy_daemon::ListenAddress as OwnAddress;
 
-use crate::{address::ListenAddress, tls::TlsFiles};
+use crate::listen::{address::ListenAddress, tls::TlsFiles};
 
 /// Way to know who a client is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

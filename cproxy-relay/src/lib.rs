@@ -1,34 +1,24 @@
 //! cproxy-relay: a read-only list/watch server between an API server and many agents.
 //!
 //! ```text
-//! API server -> upstream -> Cache -> handler (request) -> body (list, watch) -> connection -> client
+//! API server -> upstream -> Cache -> responses (requests, lists, watches) -> clients (limits) -> listen -> client
 //! ```
 //!
 //! The objects, their history and the wire format are in `cproxy-relay-core`, identities and views in
 //! `cproxy-relay-auth`.
 
-mod address;
-mod body;
 mod cache;
 mod check;
 pub mod cli;
+mod clients;
 mod config;
-mod connection;
-mod guest_sockets;
-mod handler;
 mod jitter;
-mod listener;
-mod lists;
+mod listen;
 mod metrics;
 mod metrics_server;
-mod refusal_log;
 mod relay;
-mod request_limit;
+mod responses;
 mod run;
-mod slots;
-mod throttle;
-mod tls;
-mod unsent;
 mod upstream;
 
 pub use metrics::every_metric;

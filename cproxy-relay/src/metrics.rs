@@ -16,7 +16,7 @@ use cproxy_daemon::{
 use cproxy_relay_auth::{RefusalCounters, ReviewCounts};
 use cproxy_relay_core::{KINDS, plural};
 
-use crate::{cache::Cache, lists::CompressedLists};
+use crate::{cache::Cache, responses::lists::CompressedLists};
 
 /// Number that grows, or grows and shrinks.
 #[derive(Debug, Default)]

@@ -17,8 +17,10 @@ use tokio::{runtime::Handle, sync::Notify};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
-    body::ResponseBody, cache::Cache, lists::CompressedLists, metrics::Metrics, refusal_log::RefusalLog,
-    slots::ConnectionSlots,
+    cache::Cache,
+    clients::{refusal_log::RefusalLog, slots::ConnectionSlots},
+    metrics::Metrics,
+    responses::{body::ResponseBody, lists::CompressedLists},
 };
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";

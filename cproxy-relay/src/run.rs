@@ -27,9 +27,9 @@ use tokio::{
 use crate::{
     cache::Cache,
     config::{Authentication, Config},
-    listener, metrics_server,
+    listen::{listener, tls::ServerTls},
+    metrics_server,
     relay::{Relay, ReviewClient},
-    tls::ServerTls,
     upstream,
 };
 

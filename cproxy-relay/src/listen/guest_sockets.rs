@@ -26,7 +26,7 @@ use tokio::{
     time::interval,
 };
 
-use crate::{listener::Listener, relay::Relay};
+use crate::{listen::listener::Listener, relay::Relay};
 
 /// Interval at which it is looked for sockets of new VMs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);

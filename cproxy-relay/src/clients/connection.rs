@@ -9,8 +9,10 @@ use std::{
 };
 
 use crate::{
-    body::EndReason, handler::respond, jitter::jitter, relay::Relay, request_limit::RequestLimit,
-    slots::ConnectionSlot, throttle::Throttled,
+    clients::{request_limit::RequestLimit, slots::ConnectionSlot, throttle::Throttled},
+    jitter::jitter,
+    relay::Relay,
+    responses::{body::EndReason, handler::respond},
 };
 use bytes::Bytes;
 use cproxy_relay_auth::{Identity, Lease, Leases, Peer};
@@ -320,7 +322,7 @@ mod tests {
     use cproxy_relay_auth::PeerAddress;
 
     use super::*;
-    use crate::slots::ConnectionSlots;
+    use crate::clients::slots::ConnectionSlots;
 
     fn connection() -> Arc<Connection> {
         let peer = PeerAddress::Vsock { cid: 3 };

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use cproxy_relay_auth::{Identity, Origin, PeerAddress, Source};
 use tokio::{task::AbortHandle, time::Instant};
 
-use crate::{
+use crate::clients::{
     request_limit::RequestLimit,
     unsent::{Holder, Unsent},
 };
@@ -421,7 +421,7 @@ fn take_one<Key: Eq + std::hash::Hash>(counts: &mut HashMap<Key, usize>, key: &K
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request_limit::{REQUEST_INTERVAL, REQUESTS_BURST};
+    use crate::clients::request_limit::{REQUEST_INTERVAL, REQUESTS_BURST};
 
     fn tcp(text: &str) -> PeerAddress {
         PeerAddress::Tcp(text.parse().unwrap())

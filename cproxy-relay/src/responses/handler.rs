@@ -25,13 +25,14 @@ use http::{
 use tokio::time::sleep;
 
 use crate::{
-    body::{EndReason, ResponseBody, WatchBody},
     cache::not_synced,
-    connection::Connection,
+    clients::{connection::Connection, slots::NoSlot},
     jitter::jitter,
-    lists::{Compression, Key},
     relay::{Relay, ReviewClient},
-    slots::NoSlot,
+    responses::{
+        body::{EndReason, ResponseBody, WatchBody},
+        lists::{Compression, Key},
+    },
 };
 
 /// Header with the token of a client's view, if it does not see everything.
@@ -437,7 +438,7 @@ mod tests {
     use cproxy_relay_core::{Object, Update};
 
     use super::*;
-    use crate::{cache::Cache, request_limit::REQUESTS_BURST};
+    use crate::{cache::Cache, clients::request_limit::REQUESTS_BURST};
 
     const SERVICES: &str = "/api/v1/services";
 

@@ -17,8 +17,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
 
 use crate::{
-    address::ListenAddress, connection::serve, guest_sockets::GuestSockets, metrics::Metrics, relay::Relay,
-    slots::ConnectionSlot, tls::ServerTls,
+    clients::{connection::serve, slots::ConnectionSlot},
+    listen::{address::ListenAddress, guest_sockets::GuestSockets, tls::ServerTls},
+    metrics::Metrics,
+    relay::Relay,
 };
 
 /// Connections that wait to be accepted. The kernel bounds it, too (net.core.somaxconn).

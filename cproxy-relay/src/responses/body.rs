@@ -11,7 +11,7 @@ use bytes::Bytes;
 use cproxy_relay_core::{List, Watch};
 use http_body::{Body, Frame, SizeHint};
 
-use crate::{connection::ResponseGuard, metrics::Metrics};
+use crate::{clients::connection::ResponseGuard, metrics::Metrics};
 
 /// Bytes of a whole response that are given to a connection at once.
 const CHUNK_BYTES: usize = 16 << 10;

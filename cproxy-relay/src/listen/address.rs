@@ -4,7 +4,7 @@ use std::{fmt, net::ToSocketAddrs, str::FromStr};
 
 use cproxy_daemon::ListenAddress as OwnAddress;
 
-use crate::guest_sockets::GuestSockets;
+use crate::listen::guest_sockets::GuestSockets;
 
 /// Address of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]

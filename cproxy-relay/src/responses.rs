@@ -1,0 +1,5 @@
+//! Responses to requests of clients.
+
+pub(crate) mod body;
+pub(crate) mod handler;
+pub(crate) mod lists;
