@@ -10,9 +10,9 @@ use http::{Request, StatusCode, header::ACCEPT};
 use serde_json::{Value, json};
 
 use crate::{
-    cli::print,
     config::{Authentication, Config},
     listen::{address::ListenAddress, guest_sockets::Found, listener, tls::ServerTls},
+    output::print,
     run::read_views,
     upstream,
 };

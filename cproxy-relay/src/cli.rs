@@ -14,16 +14,14 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser as _},
     error::ErrorKind,
 };
-use cproxy_daemon::{
-    LogFilter, LogFormat, memory, usage_error_line, variable_prefix, without_os_codes, wrapped_help, write_stderr,
-    write_stdout,
-};
+use cproxy_daemon::{LogFilter, LogFormat, memory, usage_error_line, variable_prefix, wrapped_help, write_stderr};
 use tracing::Level;
 
 use crate::{
     check,
     config::{Authentication, Config, ConfigError, tls_files},
     listen::address::ListenAddress,
+    output::{print, print_error},
     run,
 };
 
@@ -228,11 +226,6 @@ fn report_usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Prints to stdout; a reader that has had enough is no error.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    Ok(write_stdout(|stdout| stdout.write_all(without_os_codes(text).as_bytes())).map(drop)?)
-}
-
 fn run_relay(options: &RunOptions) -> ExitCode {
     if options.settings.listen.is_empty() {
         usage_error(
@@ -271,10 +264,6 @@ fn config_or_exit(config: Result<Config, ConfigError>) -> Config {
 fn usage_error(message: &str) -> ! {
     print_error(message);
     exit(EXIT_USAGE)
-}
-
-fn print_error(message: &str) {
-    write_stderr(&format!("cproxy-relay: {}\n", without_os_codes(message)));
 }
 
 #[cfg(test)]

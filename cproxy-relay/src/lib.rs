@@ -16,6 +16,7 @@ mod jitter;
 mod listen;
 mod metrics;
 mod metrics_server;
+mod output;
 mod relay;
 mod responses;
 mod run;
