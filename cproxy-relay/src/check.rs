@@ -11,7 +11,12 @@ use serde_json::{Value, json};
 
 use crate::{
     config::{Authentication, Config},
-    listen::{address::ListenAddress, guest_sockets::Found, listener, tls::ServerTls},
+    listen::{
+        address::ListenAddress,
+        guest_sockets::{Found, GuestSockets},
+        listener,
+        tls::ServerTls,
+    },
     output::print,
     run::read_views,
     upstream,
@@ -79,7 +84,7 @@ async fn requirements(config: &Config) -> Vec<Requirement> {
         let opened =
             listener::open(address, None).map_err(|error| format!("{address}: {error}: choose another --listen"));
         let result = match address {
-            ListenAddress::Guests(sockets) => match sockets.find() {
+            ListenAddress::Guests(pattern) => match GuestSockets::new(pattern.clone()).find() {
                 Found { problem: Some(problem), .. } => Err(format!("{problem}: check --listen {address}")),
                 found => Ok(format!("{address}: VMs that match now: {}", found.vm_sockets.len())),
             },

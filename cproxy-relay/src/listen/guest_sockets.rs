@@ -6,9 +6,9 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     ffi::{OsStr, OsString},
-    fs, io,
+    fs, io, mem,
     os::fd::OwnedFd,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -26,22 +26,22 @@ use tokio::{
     time::interval,
 };
 
-use crate::{listen::listener::Listener, relay::Relay};
+use crate::{
+    listen::{acceptor::Acceptor, address::GuestPattern},
+    relay::Relay,
+};
 
-/// Interval at which it is looked for sockets of new VMs.
+/// Interval of the search for sockets of new VMs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Sockets of one pattern. Somebody may make many of them in a directory of his own: of more, each directory below the
 /// first `*` has a share.
 const SOCKETS_MAX: usize = 8_192;
 
-/// Pattern of sockets `UDS_PATH_PORT`, in which `*` stands for any characters of one name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Sockets of the VMs that match a pattern.
+#[derive(Clone, Debug)]
 pub(crate) struct GuestSockets {
-    /// Directory above all names with a `*`, whose own path may have symbolic links.
-    top: PathBuf,
-    vm_sockets: PathBuf,
-    port: u32,
+    pattern: GuestPattern,
 }
 
 /// Sockets of VMs.
@@ -65,34 +65,15 @@ pub(crate) struct VmSocket {
 }
 
 impl GuestSockets {
-    /// Reads an absolute path with at least one `*`.
-    ///
-    /// # Errors
-    /// It does not end with a port.
-    pub(crate) fn parse(path: &str) -> Result<Self, String> {
-        let parsed = path.rsplit_once('_').and_then(|(path, port)| Some((path, port.parse().ok()?)));
-        let (path, port) = parsed.ok_or("a path with * must end with _PORT, as in unix:///run/vm/*/v.sock_6443")?;
-        let has_no_star = |component: &Component<'_>| !component.as_os_str().to_string_lossy().contains('*');
-        let path = Path::new(path);
-        Ok(Self { top: path.components().take_while(has_no_star).collect(), vm_sockets: path.to_owned(), port })
-    }
-
-    /// The path, with `*`.
-    pub(crate) fn path(&self) -> PathBuf {
-        self.with_port(self.vm_sockets.as_os_str()).into()
-    }
-
-    fn with_port(&self, vm_socket: &OsStr) -> OsString {
-        let mut name = vm_socket.to_owned();
-        name.push(format!("_{}", self.port));
-        name
+    pub(crate) fn new(pattern: GuestPattern) -> Self {
+        Self { pattern }
     }
 
     /// Sockets of the VMs that are there.
     pub(crate) fn find(&self) -> Found {
         let mut found = Found::default();
-        let below = self.vm_sockets.strip_prefix(&self.top).unwrap_or(&self.vm_sockets);
-        let mut paths = vec![self.top.clone()];
+        let below = self.pattern.below_top();
+        let mut paths = vec![self.pattern.top.clone()];
         let mut components = below.components();
         while let Some(component) = components.next() {
             let name = component.as_os_str();
@@ -104,7 +85,9 @@ impl GuestSockets {
             let mut matching = Vec::new();
             for path in paths {
                 match self.matching(&path, pattern) {
-                    Ok(files) if is_last => matching.extend(files.into_iter().filter(|path| !self.is_own(path))),
+                    Ok(files) if is_last => {
+                        matching.extend(files.into_iter().filter(|path| !self.pattern.is_own(path)))
+                    }
                     Ok(files) => matching.extend(files),
                     Err(error) => found.problem = Some(format!("cannot look for VMs in {path:?}: {error}")),
                 }
@@ -139,14 +122,14 @@ impl GuestSockets {
         if found.vm_sockets.len() <= sockets_max {
             return;
         }
-        found.problem = Some(format!("more than {sockets_max} VMs match {}", self.path().display()));
+        found.problem = Some(format!("more than {sockets_max} VMs match {}", self.pattern.path().display()));
         let mut counts = HashMap::<OsString, usize>::new();
         let mut ranked: Vec<_> = found
             .vm_sockets
             .keys()
             .cloned()
             .map(|path| {
-                let below = path.strip_prefix(&self.top).ok().and_then(|path| path.components().next());
+                let below = path.strip_prefix(&self.pattern.top).ok().and_then(|path| path.components().next());
                 let count =
                     counts.entry(below.map(|name| name.as_os_str().to_owned()).unwrap_or_default()).or_default();
                 *count += 1;
@@ -163,15 +146,10 @@ impl GuestSockets {
         let pattern = Pattern::try_from(name.to_owned()).map_err(io::Error::other)?;
         let is_match = |file: &OsStr| pattern.matches(&file.to_string_lossy());
         let files = match fs::read_dir(directory) {
-            Err(error) if is_gone(&error) && directory != self.top => return Ok(Vec::new()),
+            Err(error) if is_gone(&error) && directory != self.pattern.top => return Ok(Vec::new()),
             files => files?.collect::<io::Result<Vec<_>>>()?,
         };
         Ok(files.into_iter().filter(|file| is_match(&file.file_name())).map(|file| file.path()).collect())
-    }
-
-    /// Whether a file is named like a socket of the relay.
-    fn is_own(&self, path: &Path) -> bool {
-        path.as_os_str().as_encoded_bytes().ends_with(format!("_{}", self.port).as_bytes())
     }
 
     /// Directory of a file below `top`, reached without symbolic links, and the file's name.
@@ -180,15 +158,15 @@ impl GuestSockets {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         // The name of a single pattern is directly below.
-        let below = directory.strip_prefix(&self.top).unwrap_or(Path::new(""));
-        Ok((open_below(&self.top, below)?, name.to_owned()))
+        let below = directory.strip_prefix(&self.pattern.top).unwrap_or(Path::new(""));
+        Ok((open_below(&self.pattern.top, below)?, name.to_owned()))
     }
 
     /// Listens for one VM. The socket gets the owner of the VM's own, since a VMM may run as another user.
     fn listen(&self, path: &Path) -> io::Result<(UnixListener, SocketFile)> {
         let (directory, name) = self.directory_of(path)?;
         let owner: Stat = status(&directory, &name)?;
-        let own = self.with_port(&name);
+        let own = self.pattern.with_port(&name);
         let (listener, file) = listen_in(directory, &own, &path.with_file_name(&own))?;
         if owner.st_uid != geteuid().as_raw() {
             file.give(&owner)?;
@@ -198,65 +176,111 @@ impl GuestSockets {
 
     /// Serves guests as they come and go, for ever.
     pub(crate) async fn run(self, relay: Arc<Relay>) {
-        let mut serving = HashMap::<PathBuf, Serving>::new();
-        let (mut refused, mut unnamed) = (HashSet::new(), HashSet::new());
-        let (mut tasks, mut interval, mut problem) = (JoinSet::new(), interval(SCAN_INTERVAL), None);
+        let mut guests = Guests::new(self);
+        let mut interval = interval(SCAN_INTERVAL);
         loop {
             interval.tick().await;
-            while tasks.try_join_next().is_some() {}
-            let (sockets, files) = (self.clone(), serving.iter().map(Serving::of).collect::<Vec<_>>());
-            let look = move || {
-                let gone: HashSet<_> =
-                    files.into_iter().filter(|(_, file)| !is_there(file)).map(|(of, _)| of).collect();
-                (sockets.find(), gone)
-            };
-            let Ok((mut found, gone)) = spawn_blocking(look).await else { continue };
-            // A VM that was not found is there until it is known that it has gone.
-            let is_complete = found.problem.is_none();
-            self.share(&mut found, SOCKETS_MAX);
-            if let Some(text) = found.problem.as_ref().filter(|_| found.problem != problem) {
-                tracing::warn!("{text}");
+            guests.follow(&relay).await;
+        }
+    }
+}
+
+/// Guests that are served, and what has been logged about others.
+struct Guests {
+    sockets: GuestSockets,
+    /// By the path of the VM's socket.
+    serving: HashMap<PathBuf, Serving>,
+    tasks: JoinSet<()>,
+    /// VMs whose listener cannot be opened.
+    refused: HashSet<PathBuf>,
+    unnamed: HashSet<PathBuf>,
+    problem: Option<String>,
+}
+
+impl Guests {
+    fn new(sockets: GuestSockets) -> Self {
+        Self {
+            sockets,
+            serving: HashMap::new(),
+            tasks: JoinSet::new(),
+            refused: HashSet::new(),
+            unnamed: HashSet::new(),
+            problem: None,
+        }
+    }
+
+    /// Looks for VMs once: ends the listeners of those that are gone and opens some for those that are new.
+    async fn follow(&mut self, relay: &Arc<Relay>) {
+        while self.tasks.try_join_next().is_some() {}
+        let Some((mut found, gone)) = self.look().await else { return };
+        // A VM that was not found is there until it is known that it has gone.
+        let is_complete = found.problem.is_none();
+        self.sockets.share(&mut found, SOCKETS_MAX);
+        self.report(&mut found);
+        let closing = self.end_gone(&found, &gone, is_complete);
+        self.refused.retain(|path| found.vm_sockets.contains_key(path));
+        // A socket that closes removes its file first.
+        for (path, vm_socket) in found.vm_sockets.into_iter().filter(|(path, _)| !closing.contains(path)) {
+            if !self.serving.contains_key(&path) && self.serving.len() < SOCKETS_MAX {
+                self.serve(path, vm_socket, relay).await;
             }
-            problem = found.problem;
-            for path in found.unnamed.difference(&unnamed) {
-                tracing::warn!("{path:?} is not served: its path is not UTF-8; rename it");
+        }
+    }
+
+    /// Sockets of VMs, and those of the VMs whose listener's file is gone.
+    async fn look(&self) -> Option<(Found, HashSet<PathBuf>)> {
+        let (sockets, files) = (self.sockets.clone(), self.serving.iter().map(Serving::of).collect::<Vec<_>>());
+        let look = move || {
+            let gone = files.into_iter().filter(|(_, file)| !is_there(file)).map(|(of, _)| of).collect();
+            (sockets.find(), gone)
+        };
+        spawn_blocking(look).await.ok()
+    }
+
+    /// Logs each problem once.
+    fn report(&mut self, found: &mut Found) {
+        if let Some(text) = found.problem.as_ref().filter(|_| found.problem != self.problem) {
+            tracing::warn!("{text}");
+        }
+        self.problem = found.problem.take();
+        for path in found.unnamed.difference(&self.unnamed) {
+            tracing::warn!("{path:?} is not served: its path is not UTF-8; rename it");
+        }
+        self.unnamed = mem::take(&mut found.unnamed);
+    }
+
+    /// Ends the listeners of VMs that are gone, or in whose place is another one. Returns their paths.
+    fn end_gone(&mut self, found: &Found, gone: &HashSet<PathBuf>, is_complete: bool) -> HashSet<PathBuf> {
+        let mut closing = HashSet::new();
+        self.serving.retain(|path, serving| {
+            let vm_socket = found.vm_sockets.get(path);
+            let is_same = vm_socket.map_or(!is_complete, |vm_socket| *vm_socket == serving.vm_socket);
+            let is_there = is_same && !gone.contains(path) && !found.surplus.contains(path);
+            if !is_there {
+                serving.task.abort();
+                closing.insert(path.clone());
             }
-            unnamed = found.unnamed;
-            let mut closing = HashSet::new();
-            // Another VM may have taken the place of one that has ended.
-            serving.retain(|path, serving| {
-                let vm_socket = found.vm_sockets.get(path);
-                let is_same = vm_socket.map_or(!is_complete, |vm_socket| *vm_socket == serving.vm_socket);
-                let is_there = is_same && !gone.contains(path) && !found.surplus.contains(path);
-                if !is_there {
-                    serving.task.abort();
-                    closing.insert(path.clone());
-                }
-                is_there
-            });
-            refused.retain(|path| found.vm_sockets.contains_key(path));
-            // A socket that closes removes its file first.
-            for (path, vm_socket) in found.vm_sockets.into_iter().filter(|(path, _)| !closing.contains(path)) {
-                if serving.contains_key(&path) || serving.len() >= SOCKETS_MAX {
-                    continue;
-                }
-                let (sockets, vm) = (self.clone(), path.clone());
-                let Ok(listening) = spawn_blocking(move || sockets.listen(&vm)).await else { continue };
-                match listening {
-                    Ok((listener, file)) => {
-                        tracing::debug!("listening on unix://{}", file.path().display());
-                        refused.remove(&path);
-                        let file = Arc::new(file);
-                        let listener = Listener::Unix(listener, file.clone());
-                        let task = tasks.spawn(listener.accept(relay.clone()));
-                        serving.insert(path, Serving { vm_socket, file: Arc::downgrade(&file), task });
-                    }
-                    Err(error) => {
-                        let listener = self.with_port(path.as_os_str());
-                        if refused.insert(path) {
-                            tracing::warn!("cannot listen on {listener:?}: {error}; trying again");
-                        }
-                    }
+            is_there
+        });
+        closing
+    }
+
+    /// Listens for a VM, and serves it.
+    async fn serve(&mut self, path: PathBuf, vm_socket: VmSocket, relay: &Arc<Relay>) {
+        let (sockets, vm) = (self.sockets.clone(), path.clone());
+        let Ok(listening) = spawn_blocking(move || sockets.listen(&vm)).await else { return };
+        match listening {
+            Ok((listener, file)) => {
+                tracing::debug!("listening on unix://{}", file.path().display());
+                self.refused.remove(&path);
+                let file = Arc::new(file);
+                let task = self.tasks.spawn(Acceptor::Unix(listener, file.clone()).run(relay.clone()));
+                self.serving.insert(path, Serving { vm_socket, file: Arc::downgrade(&file), task });
+            }
+            Err(error) => {
+                let listener = self.sockets.pattern.with_port(path.as_os_str());
+                if self.refused.insert(path) {
+                    tracing::warn!("cannot listen on {listener:?}: {error}; trying again");
                 }
             }
         }
@@ -293,13 +317,17 @@ mod tests {
 
     use super::*;
 
+    fn sockets(pattern: &str) -> GuestSockets {
+        GuestSockets::new(pattern.parse().unwrap())
+    }
+
     #[test]
     fn vms_are_found_by_their_sockets() {
         let directory = std::env::temp_dir().join(format!("cproxy-relay-vms-{}", std::process::id()));
         for name in ["a", "b", "other"] {
             fs::create_dir_all(directory.join("vm").join(name)).unwrap();
         }
-        let sockets: Vec<_> = ["vm/a/v.sock", "vm/b/v.sock", "vm/a/v.sock_6443", "vm/other/w.sock", "c.sock"]
+        let bound: Vec<_> = ["vm/a/v.sock", "vm/b/v.sock", "vm/a/v.sock_6443", "vm/other/w.sock", "c.sock"]
             .iter()
             .map(|path| UnixListener::bind(directory.join(path)).unwrap())
             .collect();
@@ -307,7 +335,7 @@ mod tests {
         symlink("b", directory.join("vm/link")).unwrap();
         symlink("../b/v.sock", directory.join("vm/other/v.sock")).unwrap();
         let found = |pattern: &str| {
-            let found = GuestSockets::parse(&format!("{}/{pattern}", directory.display())).unwrap().find();
+            let found = sockets(&format!("{}/{pattern}", directory.display())).find();
             assert_eq!(found.problem, None);
             let paths = found.vm_sockets.keys().map(|path| path.strip_prefix(&directory).unwrap());
             paths.map(|path| path.display().to_string()).collect::<Vec<_>>()
@@ -316,9 +344,9 @@ mod tests {
         assert_eq!(found("*/*/*_6443"), ["vm/a/v.sock", "vm/b/v.sock", "vm/other/w.sock"]);
         assert_eq!(found("*.sock_6443"), ["c.sock"]);
         assert_eq!(found("vm/*/none/v.sock_6443"), [""; 0]);
-        let missing = GuestSockets::parse(&format!("{}/none/*_6443", directory.display())).unwrap().find();
+        let missing = sockets(&format!("{}/none/*_6443", directory.display())).find();
         assert!(missing.vm_sockets.is_empty() && missing.problem.unwrap().contains("/none\": "));
-        drop(sockets);
+        drop(bound);
         fs::remove_dir_all(&directory).unwrap();
     }
 
@@ -332,7 +360,7 @@ mod tests {
         };
         let named = ["a b", "a\nb", "\u{202e}", ".a", "a_6443", "*", "\u{fffd}"].map(|name| vm(name.as_bytes()).0);
         let unnamed = vm(b"a\xff").0;
-        let found = GuestSockets::parse(&format!("{}/*/v.sock_6443", directory.display())).unwrap().find();
+        let found = sockets(&format!("{}/*/v.sock_6443", directory.display())).find();
         assert_eq!(found.vm_sockets.into_keys().collect::<HashSet<_>>(), HashSet::from(named));
         assert_eq!((found.unnamed, found.problem), (HashSet::from([unnamed]), None));
         fs::remove_dir_all(&directory).unwrap();
@@ -340,7 +368,7 @@ mod tests {
 
     #[test]
     fn one_directory_takes_no_room_from_others() {
-        let sockets = GuestSockets::parse("/run/vm/*/*.sock_6443").unwrap();
+        let sockets = sockets("/run/vm/*/*.sock_6443");
         let vm_socket = VmSocket { identity: (0, 0), user: 0 };
         let many = (0..100).map(|number| format!("/run/vm/a/{number:03}.sock"));
         let others = ["/run/vm/b/x.sock", "/run/vm/b/y.sock", "/run/vm/c/x.sock"].map(str::to_owned);
@@ -352,14 +380,5 @@ mod tests {
         assert!(found.problem.is_some());
         assert!(others.iter().all(|path| found.vm_sockets.contains_key(Path::new(path))));
         assert_eq!((found.vm_sockets.len(), found.surplus.len()), (10, 93));
-    }
-
-    #[test]
-    fn a_pattern_ends_with_a_port() {
-        let sockets = GuestSockets::parse("/run/vm/*/v.sock_6443").unwrap();
-        assert_eq!((sockets.path(), sockets.top.as_path()), ("/run/vm/*/v.sock_6443".into(), Path::new("/run/vm")));
-        for path in ["/run/vm/*", "/run/vm/*_", "/run/vm/*_a", "/run/vm/*_-1"] {
-            assert!(GuestSockets::parse(path).unwrap_err().contains("_PORT"), "{path}");
-        }
     }
 }

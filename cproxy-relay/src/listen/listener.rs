@@ -1,52 +1,28 @@
-//! Listeners, and the connections that they accept.
+//! Listeners: sockets that are opened for the addresses of `--listen`.
 
-use std::{io, net::SocketAddr, path::Path, pin::Pin, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use cproxy_daemon::{
     ListenAddress as OwnAddress,
     unix_socket::{self, SocketFile},
 };
-use cproxy_relay_auth::{Peer, PeerAddress};
-use rustix::net::sockopt;
-use tokio::{
-    net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream},
-    task::yield_now,
-    time::{sleep, timeout},
-};
-use tokio_rustls::TlsAcceptor;
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
 
 use crate::{
-    clients::{connection::serve, slots::ConnectionSlot},
-    listen::{address::ListenAddress, guest_sockets::GuestSockets, tls::ServerTls},
-    metrics::Metrics,
+    listen::{acceptor::Acceptor, address::ListenAddress, guest_sockets::GuestSockets, tls::ServerTls},
     relay::Relay,
 };
 
 /// Connections that wait to be accepted. The kernel bounds it, too (net.core.somaxconn).
 const BACKLOG: u32 = 16_384;
 
-/// Bytes that the kernel holds of what a client has not read.
-const KERNEL_SEND_BYTES: usize = 128 << 10;
-
-/// Time after which a client that has vanished, or does not read, is given up.
-const USER_TIMEOUT_MS: u32 = 60_000;
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEPALIVE_PROBES: u32 = 3;
-
-/// Time for a TLS handshake.
-const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-
-/// Pause after a failure to accept, such as too many open files.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Socket that listens.
+/// Socket that listens, or sockets of guests.
 pub(crate) enum Listener {
-    Tcp(TcpListener, Option<Arc<ServerTls>>),
+    Socket(Acceptor),
+    /// Unix socket with its file, which is made again if it is removed.
     Unix(UnixListener, Arc<SocketFile>),
     Guests(GuestSockets),
-    Vsock(VsockListener),
 }
 
 /// Opens a listener. `tls` is for TCP.
@@ -55,15 +31,17 @@ pub(crate) enum Listener {
 /// The address is in use or cannot be bound.
 pub(crate) fn open(address: &ListenAddress, tls: Option<&Arc<ServerTls>>) -> io::Result<Listener> {
     Ok(match address {
-        ListenAddress::Guests(sockets) => Listener::Guests(sockets.clone()),
-        ListenAddress::Own(OwnAddress::Tcp(address)) => Listener::Tcp(listen_tcp(*address)?, tls.cloned()),
+        ListenAddress::Guests(pattern) => Listener::Guests(GuestSockets::new(pattern.clone())),
+        ListenAddress::Own(OwnAddress::Tcp(address)) => {
+            Listener::Socket(Acceptor::Tcp(listen_tcp(*address)?, tls.cloned()))
+        }
         ListenAddress::Own(OwnAddress::Unix(path)) => {
-            let (listener, path) = unix_socket::listen(path)?;
-            Listener::Unix(listener, Arc::new(path))
+            let (listener, file) = unix_socket::listen(path)?;
+            Listener::Unix(listener, Arc::new(file))
         }
         &ListenAddress::Own(OwnAddress::Vsock { cid, port }) => {
             let cid = if cid == u32::MAX { VMADDR_CID_ANY } else { cid };
-            Listener::Vsock(VsockListener::bind(VsockAddr::new(cid, port))?)
+            Listener::Socket(Acceptor::Vsock(VsockListener::bind(VsockAddr::new(cid, port))?))
         }
     })
 }
@@ -79,36 +57,9 @@ impl Listener {
     /// Accepts connections for ever.
     pub(crate) async fn run(self, relay: Arc<Relay>) {
         match self {
-            Self::Guests(sockets) => sockets.run(relay).await,
+            Self::Socket(acceptor) => acceptor.run(relay).await,
             Self::Unix(listener, file) => accept_unix(listener, file, relay).await,
-            listener => listener.accept(relay).await,
-        }
-    }
-
-    /// The same for one socket.
-    pub(crate) async fn accept(self, relay: Arc<Relay>) {
-        loop {
-            let accepted = match &self {
-                Self::Tcp(listener, tls) => {
-                    listener.accept().await.map(|(stream, peer)| Accepted::Tcp(stream, peer, tls.clone()))
-                }
-                Self::Unix(listener, path) => {
-                    listener.accept().await.map(|(stream, _)| Accepted::Unix(stream, path.path().clone()))
-                }
-                Self::Vsock(listener) => listener.accept().await.map(|(stream, peer)| Accepted::Vsock(stream, peer)),
-                Self::Guests(_) => return,
-            };
-            match accepted {
-                Ok(accepted) => {
-                    enter(&relay, accepted);
-                    // Those that came before go on first.
-                    yield_now().await;
-                }
-                Err(error) => {
-                    tracing::warn!("cannot accept a connection: {error}");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            }
+            Self::Guests(sockets) => sockets.run(relay).await,
         }
     }
 }
@@ -118,108 +69,8 @@ impl Listener {
 async fn accept_unix(mut listener: UnixListener, file: Arc<SocketFile>, relay: Arc<Relay>) {
     loop {
         tokio::select! {
-            () = Listener::Unix(listener, file.clone()).accept(relay.clone()) => return,
+            () = Acceptor::Unix(listener, file.clone()).run(relay.clone()) => return,
             again = file.clone().listen_again() => listener = again,
         }
     }
-}
-
-/// Future that serves a connection.
-type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// Connection that was accepted.
-enum Accepted {
-    Tcp(TcpStream, SocketAddr, Option<Arc<ServerTls>>),
-    Unix(UnixStream, Arc<Path>),
-    Vsock(tokio_vsock::VsockStream, VsockAddr),
-}
-
-impl Accepted {
-    fn peer(&self) -> PeerAddress {
-        match self {
-            Self::Tcp(_, peer, _) => PeerAddress::Tcp(*peer),
-            Self::Unix(_, path) => PeerAddress::Unix(path.clone()),
-            Self::Vsock(_, peer) => PeerAddress::Vsock { cid: peer.cid() },
-        }
-    }
-}
-
-/// Starts to serve a connection.
-fn enter(relay: &Arc<Relay>, accepted: Accepted) {
-    relay.metrics.connections_accepted.add(1);
-    let (slot, has_ended) = relay.slots.enter(&accepted.peer());
-    relay.metrics.connections_displaced.add(has_ended.into());
-    relay.metrics.connections.add(1);
-    let id = slot.id();
-    let counted = Counted(relay.metrics.clone());
-    let task = tokio::spawn(hold(start(relay.clone(), accepted, slot), counted));
-    relay.slots.set_task(id, task.abort_handle());
-}
-
-/// Serves a connection, which counts as one until its end.
-async fn hold(serving: Serving, counted: Counted) {
-    serving.await;
-    drop(counted);
-}
-
-/// Connection that counts.
-struct Counted(Arc<Metrics>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.connections.subtract(1);
-    }
-}
-
-/// Begins to serve a connection.
-fn start(relay: Arc<Relay>, accepted: Accepted, slot: ConnectionSlot) -> Serving {
-    let address = accepted.peer();
-    match accepted {
-        Accepted::Tcp(stream, peer, tls) => {
-            if let Err(error) = set_up(&stream) {
-                tracing::debug!("{peer}: {error}");
-            }
-            match tls {
-                Some(tls) => Box::pin(serve_tls(relay, stream, address, tls, slot)),
-                None => Box::pin(serve(relay, stream, Peer::new(address, None), slot)),
-            }
-        }
-        Accepted::Unix(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), slot)),
-        Accepted::Vsock(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), slot)),
-    }
-}
-
-async fn serve_tls(
-    relay: Arc<Relay>,
-    stream: TcpStream,
-    address: PeerAddress,
-    tls: Arc<ServerTls>,
-    slot: ConnectionSlot,
-) {
-    // In a box, which is freed after the handshake.
-    let handshake = Box::pin(timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(tls.config()).accept(stream)));
-    let serving = match handshake.await {
-        Ok(Ok(stream)) => {
-            let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-            let peer = Peer::new(address, certificate.map(AsRef::as_ref));
-            serve(relay, stream, peer, slot)
-        }
-        Ok(Err(error)) => {
-            relay.metrics.handshakes_failed.add(1);
-            tracing::debug!("{address}: TLS: {error}");
-            return;
-        }
-        Err(_) => return relay.metrics.handshakes_failed.add(1),
-    };
-    serving.await;
-}
-
-fn set_up(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
-    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
-    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
-    sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?;
-    Ok(sockopt::set_socket_send_buffer_size(stream, KERNEL_SEND_BYTES)?)
 }
