@@ -10,7 +10,7 @@ use cproxy_daemon::{MetricsFormat, Tasks};
 use cproxy_relay_auth::{Leases, ReviewTransport, TokenReviewer, Views};
 use cproxy_wire::ApiClient;
 use http::{
-    HeaderValue, Request, Response, StatusCode,
+    Request, StatusCode,
     header::{ACCEPT, CONTENT_TYPE},
 };
 use tokio::{runtime::Handle, sync::Notify};
@@ -20,7 +20,7 @@ use crate::{
     cache::Cache,
     clients::{refusal_log::RefusalLog, slots::ConnectionSlots},
     metrics::Metrics,
-    responses::{body::ResponseBody, lists::CompressedLists},
+    responses::lists::CompressedLists,
 };
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
@@ -130,17 +130,6 @@ impl Relay {
         }
     }
 
-    /// Response to a health check.
-    pub(crate) fn health(&self, path: &str) -> Response<ResponseBody> {
-        let (code, text) = self.health_text(path);
-        let mut response = Response::new(ResponseBody::Short(text.into()));
-        *response.status_mut() = code;
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        response
-    }
-}
-
-impl Relay {
     /// All numbers for Prometheus.
     pub(crate) fn metrics_text(&self, format: MetricsFormat) -> String {
         let reviews = self.reviewer.as_ref().map(|reviewer| reviewer.counts());

@@ -6,6 +6,7 @@ use cproxy_daemon::unix_socket::SocketFile;
 use cproxy_relay_auth::{Peer, PeerAddress};
 use rustix::net::sockopt;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::yield_now,
     time::{sleep, timeout},
@@ -14,10 +15,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_vsock::{VsockAddr, VsockListener, VsockStream};
 
 use crate::{
-    clients::{connection::serve, slots::ConnectionSlot},
+    clients::{serve::serve, slots::ConnectionSlot},
     listen::tls::ServerTls,
     metrics::Metrics,
     relay::Relay,
+    responses::handler::respond,
 };
 
 /// Bytes that the kernel holds of what a client has not read.
@@ -132,12 +134,23 @@ fn start(relay: Arc<Relay>, accepted: Accepted, slot: ConnectionSlot) -> Serving
             }
             match tls {
                 Some(tls) => Box::pin(serve_tls(relay, stream, address, tls, slot)),
-                None => Box::pin(serve(relay, stream, Peer::new(address, None), slot)),
+                None => Box::pin(serve_requests(relay, stream, Peer::new(address, None), slot)),
             }
         }
-        Accepted::Unix(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), slot)),
-        Accepted::Vsock(stream, _) => Box::pin(serve(relay, stream, Peer::new(address, None), slot)),
+        Accepted::Unix(stream, _) => Box::pin(serve_requests(relay, stream, Peer::new(address, None), slot)),
+        Accepted::Vsock(stream, _) => Box::pin(serve_requests(relay, stream, Peer::new(address, None), slot)),
     }
+}
+
+/// Serves a connection by the handler of requests.
+fn serve_requests(
+    relay: Arc<Relay>,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    peer: Peer,
+    slot: ConnectionSlot,
+) -> impl Future<Output = ()> + Send {
+    let of_requests = relay.clone();
+    serve(relay, stream, peer, slot, move |connection, request| respond(of_requests.clone(), connection, request))
 }
 
 async fn serve_tls(
@@ -153,7 +166,7 @@ async fn serve_tls(
         Ok(Ok(stream)) => {
             let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
             let peer = Peer::new(address, certificate.map(AsRef::as_ref));
-            serve(relay, stream, peer, slot)
+            serve_requests(relay, stream, peer, slot)
         }
         Ok(Err(error)) => {
             relay.metrics.handshakes_failed.add(1);

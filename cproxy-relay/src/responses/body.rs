@@ -11,19 +11,13 @@ use bytes::Bytes;
 use cproxy_relay_core::{List, Watch};
 use http_body::{Body, Frame, SizeHint};
 
-use crate::{clients::connection::ResponseGuard, metrics::Metrics};
+use crate::{
+    clients::connection::{EndReason, ResponseGuard},
+    metrics::Metrics,
+};
 
 /// Bytes of a whole response that are given to a connection at once.
 const CHUNK_BYTES: usize = 16 << 10;
-
-/// Reason for which a watch ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EndReason {
-    /// Its time is over, or its client has to move: it resumes where it is.
-    Time,
-    /// The client may have another view now, and has to list anew.
-    View,
-}
 
 /// Future that completes when a watch has to end.
 pub(crate) type End = Pin<Box<dyn Future<Output = EndReason> + Send>>;

@@ -26,11 +26,14 @@ use tokio::time::sleep;
 
 use crate::{
     cache::not_synced,
-    clients::{connection::Connection, slots::NoSlot},
+    clients::{
+        connection::{Connection, EndReason},
+        slots::NoSlot,
+    },
     jitter::jitter,
     relay::{Relay, ReviewClient},
     responses::{
-        body::{EndReason, ResponseBody, WatchBody},
+        body::{ResponseBody, WatchBody},
         lists::{Compression, Key},
     },
 };
@@ -65,8 +68,8 @@ const OBJECT_BYTES: usize = 32 << 10;
 
 /// Response to a request on a connection.
 pub(crate) async fn respond<B>(
-    relay: &Arc<Relay>,
-    connection: &Arc<Connection>,
+    relay: Arc<Relay>,
+    connection: Arc<Connection>,
     request: Request<B>,
 ) -> Response<ResponseBody> {
     let (head, _) = request.into_parts();
@@ -79,7 +82,13 @@ pub(crate) async fn respond<B>(
         }
         Ok(target) => {
             let labels = labels(&target, &head.method);
-            let exchange = Exchange { relay, connection, headers: &head.headers, method: &head.method, format };
+            let exchange = Exchange {
+                relay: &relay,
+                connection: &connection,
+                headers: &head.headers,
+                method: &head.method,
+                format,
+            };
             (labels, exchange.respond(target).await)
         }
     };
@@ -121,7 +130,7 @@ struct Exchange<'a> {
 impl Exchange<'_> {
     async fn respond(&self, target: Target) -> Result<Response<ResponseBody>, Status> {
         if let Target::Health(path) = target {
-            return Ok(self.relay.health(path));
+            return Ok(health(self.relay, path));
         }
         if !self.connection.admits_request(self.cost(&target)) {
             return Err(too_many_requests());
@@ -135,7 +144,7 @@ impl Exchange<'_> {
                 Ok(json_response(document.to_string()))
             }
             Target::Version => Ok(json_response(self.relay.server_version())),
-            Target::Health(path) => Ok(self.relay.health(path)),
+            Target::Health(path) => Ok(health(self.relay, path)),
             Target::Objects(request) => self.objects(request).await,
         }
     }
@@ -361,8 +370,17 @@ fn response(format: Format, body: ResponseBody) -> Response<ResponseBody> {
     response
 }
 
+/// Response to a health check.
+fn health(relay: &Relay, path: &str) -> Response<ResponseBody> {
+    let (code, text) = relay.health_text(path);
+    let mut response = Response::new(ResponseBody::Short(text.into()));
+    *response.status_mut() = code;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
 /// Response with a document in JSON.
-pub(crate) fn json_response(document: impl Into<Bytes>) -> Response<ResponseBody> {
+fn json_response(document: impl Into<Bytes>) -> Response<ResponseBody> {
     response(Format::Json, ResponseBody::Short(document.into()))
 }
 
@@ -466,7 +484,7 @@ mod tests {
         let mut count = 0;
         loop {
             let request = Request::get(target).header(ACCEPT, PROTOBUF).body(()).unwrap();
-            match respond(relay, &connection, request).await.status() {
+            match respond(relay.clone(), connection.clone(), request).await.status() {
                 StatusCode::OK => count += 1,
                 StatusCode::TOO_MANY_REQUESTS => return count,
                 status => panic!("{target}: {status}"),
