@@ -66,7 +66,7 @@ async fn requirements(config: &Config) -> Vec<Requirement> {
         match &tls {
             Ok(Some(_)) => Ok("the certificate and its key can be used".to_owned()),
             Ok(None) => Ok("off: only local listeners".to_owned()),
-            Err(error) => Err(error.clone()),
+            Err(error) => Err(error.to_string()),
         },
     );
     let views = read_views(config.views.as_deref()).map_err(|error| format!("{error:#}"));
@@ -98,7 +98,7 @@ async fn requirements(config: &Config) -> Vec<Requirement> {
             let client = ApiClient::new(server, configuration, SocketSetup::new(|_| Ok(())));
             all.extend(of_api_server(&client, config.authentication).await);
         }
-        Err(error) => add("api_server", Err(error)),
+        Err(error) => add("api_server", Err(error.to_string())),
     }
     all
 }

@@ -1,6 +1,7 @@
 //! State that all connections share.
 
 use std::{
+    error::Error,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -145,16 +146,16 @@ pub(crate) struct ReviewClient {
 }
 
 impl ReviewTransport for ReviewClient {
-    async fn review(&self, body: Bytes) -> Result<(u16, Bytes), String> {
+    type Error = Box<dyn Error + Send + Sync>;
+
+    async fn review(&self, body: Bytes) -> Result<(u16, Bytes), Self::Error> {
         let request = Request::post(TOKEN_REVIEWS)
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json")
-            .body(body)
-            .map_err(|error| error.to_string())?;
+            .body(body)?;
         let client = self.client.clone();
         let call = AbortOnDropHandle::new(self.runtime.spawn(async move { client.call(request).await }));
-        let response = call.await;
-        let response = response.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+        let response = call.await??;
         Ok((response.status().as_u16(), response.into_body()))
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Error, Result, anyhow};
+use anyhow::{Context as _, Result};
 use cproxy_daemon::{ListenAddress, StatusListener, StatusRequest, memory, notify};
 use cproxy_network::SocketSetup;
 use cproxy_relay_auth::{ReviewSettings, TokenReviewer, Views};
@@ -49,9 +49,9 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     let hangups = signal(SignalKind::hangup())?;
     let mut stops = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let views = read_views(config.views.as_deref())?;
-    let tls = config.tls.clone().map(ServerTls::read).transpose().map_err(|error| anyhow!(error))?.map(Arc::new);
+    let tls = config.tls.clone().map(ServerTls::read).transpose()?.map(Arc::new);
     let server = ApiServer { kubeconfig: config.kubeconfig.clone(), ..ApiServer::default() };
-    let configuration = upstream::configuration(&server).await.map_err(Error::msg)?;
+    let configuration = upstream::configuration(&server).await?;
     tracing::info!("following the API server at {configuration}");
     let client = Arc::new(ApiClient::new(server, configuration, SocketSetup::new(|_| Ok(()))));
     let upstream = start_upstream_runtime().context("starting a thread")?;

@@ -30,16 +30,25 @@ const UNREAD_INTERVAL: Duration = Duration::from_secs(10);
 /// All Nodes: each client watches its own.
 const NODES: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };
 
+/// Setting of the way to the API server that is missing or wrong.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigurationError {
+    /// There is neither a kubeconfig nor a ServiceAccount. The agent has more flags to name.
+    #[error("no API server is known: pass --kubeconfig FILE, or run in a pod with a ServiceAccount ({0})")]
+    NoServiceAccount(String),
+    /// As the agent says it.
+    #[error("{0}")]
+    Other(ClientError),
+}
+
 /// Reads how the API server is reached.
 ///
 /// # Errors
-/// One line that says which setting is missing or wrong.
-pub(crate) async fn configuration(server: &ApiServer) -> Result<Configuration, String> {
+/// A setting is missing or wrong.
+pub(crate) async fn configuration(server: &ApiServer) -> Result<Configuration, ConfigurationError> {
     configure(server).await.map_err(|error| match error {
-        ClientError::NoServiceAccount(reason) => {
-            format!("no API server is known: pass --kubeconfig FILE, or run in a pod with a ServiceAccount ({reason})")
-        }
-        error => error.to_string(),
+        ClientError::NoServiceAccount(reason) => ConfigurationError::NoServiceAccount(reason),
+        error => ConfigurationError::Other(error),
     })
 }
 

@@ -45,7 +45,7 @@ pub(crate) enum AddressError {
     Scheme,
     /// The host's address cannot be found.
     #[error("{0}; {EXPECTED}")]
-    Host(#[source] io::Error),
+    Host(io::Error),
     /// The host has no address.
     #[error("the host has no address; {EXPECTED}")]
     NoAddress,

@@ -52,7 +52,7 @@ fn no_credentials(peer: &PeerAddress, has_token: bool, reviews_tokens: bool) -> 
 
 #[cfg(test)]
 mod tests {
-    use std::future::ready;
+    use std::{convert::Infallible, future::ready};
 
     use bytes::Bytes;
 
@@ -63,7 +63,9 @@ mod tests {
     struct Server;
 
     impl ReviewTransport for Server {
-        fn review(&self, body: Bytes) -> impl Future<Output = Result<(u16, Bytes), String>> + Send {
+        type Error = Infallible;
+
+        fn review(&self, body: Bytes) -> impl Future<Output = Result<(u16, Bytes), Infallible>> + Send {
             let is_known = body.windows(8).any(|window| window == b"\"good-1\"");
             let answer = if is_known { r#"{"authenticated":true,"user":{"username":"alice"}}"# } else { "{}" };
             ready(Ok((201, format!(r#"{{"status":{answer}}}"#).into())))

@@ -184,13 +184,15 @@ mod tests {
     }
 
     impl ReviewTransport for Arc<Server> {
-        async fn review(&self, _: Bytes) -> Result<(u16, Bytes), String> {
+        type Error = &'static str;
+
+        async fn review(&self, _: Bytes) -> Result<(u16, Bytes), &'static str> {
             self.reviews.fetch_add(1, Ordering::Relaxed);
             match *self.answer.lock().unwrap() {
                 Answer::Good => Ok((201, r#"{"status":{"authenticated":true,"user":{"username":"a"}}}"#.into())),
                 Answer::Other => Ok((201, r#"{"status":{"authenticated":true,"user":{"username":"b"}}}"#.into())),
                 Answer::Refused => Ok((201, r#"{"status":{}}"#.into())),
-                Answer::Unreachable => Err("no route".to_owned()),
+                Answer::Unreachable => Err("no route"),
             }
         }
     }

@@ -21,7 +21,7 @@ pub use self::{
     leases::{Lease, Leases},
     peer::{Origin, Peer, PeerAddress},
     refusal::{Reason, Refusal, RefusalCounters},
-    review::{Review, parse_review, review_body},
+    review::{Review, ReviewError, parse_review, review_body},
     reviewer::{ReviewCounts, ReviewSettings, ReviewTransport, TokenReviewer},
-    views::{ClientView, Pattern, Views, ViewsError},
+    views::{ClientView, Pattern, PatternError, Views, ViewsError},
 };

@@ -15,6 +15,40 @@ pub enum Review {
     Refused(String),
 }
 
+/// Response that is no answer about a token.
+#[derive(Debug, thiserror::Error)]
+pub enum ReviewError {
+    /// The API server refuses the request.
+    #[error("the API server answers a review of a token with {status}{}{}", after_colon(.message), remedy(*.status))]
+    Status {
+        /// HTTP status code.
+        status: u16,
+        /// The start of its message, if there is one.
+        message: Option<String>,
+    },
+    /// The response has so many bytes.
+    #[error("the API server's review of a token has {0} bytes")]
+    TooLong(usize),
+    /// The response is no TokenReview, in this line. The parser's message may quote the response, and the response the
+    /// token.
+    #[error("the API server's review is no TokenReview (line {0})")]
+    Malformed(usize),
+    /// There is no response in time.
+    #[error("the API server does not answer the review of a token")]
+    Silent,
+}
+
+fn after_colon(message: &Option<String>) -> String {
+    message.as_ref().map(|message| format!(": {message}")).unwrap_or_default()
+}
+
+fn remedy(status: u16) -> &'static str {
+    match status {
+        401 | 403 => "; let the relay's account create tokenreviews: bind the ClusterRole system:auth-delegator to it",
+        _ => "",
+    }
+}
+
 /// Largest response that is read.
 const RESPONSE_BYTES_MAX: usize = 1 << 20;
 /// Largest number of characters of a text from the API server in a message.
@@ -67,18 +101,15 @@ pub fn review_body(token: &str, audiences: &[String]) -> Bytes {
 /// Reads a response.
 ///
 /// # Errors
-/// The response is no answer about the token: a message that says why.
-pub fn parse_review(status: u16, body: &[u8], audiences: &[String]) -> Result<Review, String> {
+/// The response is no answer about the token.
+pub fn parse_review(status: u16, body: &[u8], audiences: &[String]) -> Result<Review, ReviewError> {
     if !ANSWERED.contains(&status) {
-        return Err(failure(status, body));
+        return Err(ReviewError::Status { status, message: message(body) });
     }
     if body.len() > RESPONSE_BYTES_MAX {
-        return Err(format!("the API server's review of a token has {} bytes", body.len()));
+        return Err(ReviewError::TooLong(body.len()));
     }
-    // The parser's message may quote the response, and the response the token.
-    let parsed = serde_json::from_slice::<TokenReview>(body);
-    let review =
-        parsed.map_err(|error| format!("the API server's review is no TokenReview (line {})", error.line()))?;
+    let review: TokenReview = serde_json::from_slice(body).map_err(|error| ReviewError::Malformed(error.line()))?;
     Ok(answer(review.status, audiences))
 }
 
@@ -107,23 +138,15 @@ fn is_short(name: &str) -> bool {
     !name.is_empty() && name.len() <= 253
 }
 
-/// Message of a response that is no answer.
-fn failure(status: u16, body: &[u8]) -> String {
+/// The start of the message of a metav1.Status.
+fn message(body: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct ApiStatus {
         message: String,
     }
-    let remedy = match status {
-        401 | 403 => "; let the relay's account create tokenreviews: bind the ClusterRole system:auth-delegator to it",
-        _ => "",
-    };
-    let body = Some(body).filter(|body| body.len() <= RESPONSE_BYTES_MAX).unwrap_or_default();
-    match serde_json::from_slice(body) {
-        Ok(ApiStatus { message }) => {
-            format!("the API server answers a review of a token with {status}: {}{remedy}", short(&message))
-        }
-        Err(_) => format!("the API server answers a review of a token with {status}{remedy}"),
-    }
+    let body = Some(body).filter(|body| body.len() <= RESPONSE_BYTES_MAX)?;
+    let status: ApiStatus = serde_json::from_slice(body).ok()?;
+    Some(short(&status.message))
 }
 
 /// The start of a text, in one line.
@@ -136,7 +159,7 @@ pub(crate) fn short(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn parse(body: &str, audiences: &[&str]) -> Result<Review, String> {
+    fn parse(body: &str, audiences: &[&str]) -> Result<Review, ReviewError> {
         let audiences: Vec<_> = audiences.iter().map(|&audience| audience.to_owned()).collect();
         parse_review(201, body.as_bytes(), &audiences)
     }
@@ -194,12 +217,13 @@ mod tests {
     #[test]
     fn a_response_without_an_answer_is_an_error_that_shows_no_token() {
         for body in ["", "[]", "{}", "{\"status\":5}", "{\"status\":{\"authenticated\":\"secret\"}}", "secret"] {
-            let error = parse(body, &[]).unwrap_err();
+            let error = parse(body, &[]).unwrap_err().to_string();
             assert!(error.contains("no TokenReview") && !error.contains("secret"), "{body}: {error}");
         }
-        let error = parse_review(403, br#"{"kind":"Status","message":"tokenreviews is forbidden"}"#, &[]).unwrap_err();
+        let error = parse_review(403, br#"{"kind":"Status","message":"tokenreviews is forbidden"}"#, &[]);
+        let error = error.unwrap_err().to_string();
         assert!(error.contains("403: tokenreviews is forbidden; ") && error.contains("system:auth-delegator"));
-        let error = parse_review(500, b"<html>", &[]).unwrap_err();
+        let error = parse_review(500, b"<html>", &[]).unwrap_err().to_string();
         assert_eq!(error, "the API server answers a review of a token with 500");
         assert!(parse_review(201, &vec![b' '; RESPONSE_BYTES_MAX + 1], &[]).is_err());
     }

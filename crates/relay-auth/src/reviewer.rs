@@ -12,7 +12,7 @@ mod state;
 mod table;
 
 use std::{
-    iter,
+    fmt, iter,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -31,15 +31,18 @@ use self::{
 pub use self::{settings::ReviewSettings, state::ReviewCounts};
 use crate::{
     Origin, PeerAddress, Review,
-    review::{parse_review, review_body, short},
+    review::{ReviewError, parse_review, review_body, short},
     token::{Token, TokenKey},
 };
 
 /// The way to the API server.
 pub trait ReviewTransport: Send + Sync + 'static {
+    /// Reason why there is no response, without the request's body.
+    type Error: fmt::Display + Send;
+
     /// Posts a TokenReview as JSON to `/apis/authentication.k8s.io/v1/tokenreviews`. Returns status and body of the
-    /// response; an error says why there is none, without the request's body.
-    fn review(&self, body: Bytes) -> impl Future<Output = Result<(u16, Bytes), String>> + Send;
+    /// response.
+    fn review(&self, body: Bytes) -> impl Future<Output = Result<(u16, Bytes), Self::Error>> + Send;
 }
 
 /// Turns tokens into identities.
@@ -185,15 +188,15 @@ impl<R: ReviewTransport> UnderWay<R> {
         let review = match response {
             Ok(Ok((status, body))) => parse_review(status, &body, &settings.audiences),
             Ok(Err(error)) => {
-                let error = format!("the API server does not review tokens: {}", short(&error));
+                let error = format!("the API server does not review tokens: {}", short(&error.to_string()));
                 return Answer::Unreachable(unavailable(&token.hidden_from(&error)));
             }
-            Err(_) => Err("the API server does not answer the review of a token".to_owned()),
+            Err(_) => Err(ReviewError::Silent),
         };
         match review {
             Ok(Review::Authenticated(identity)) => Answer::Accepted(Arc::new(identity)),
             Ok(Review::Refused(why)) => Answer::Refused(refused(&token.hidden_from(&why))),
-            Err(error) => Answer::Failed(unavailable(&token.hidden_from(&error))),
+            Err(error) => Answer::Failed(unavailable(&token.hidden_from(&error.to_string()))),
         }
     }
 }

@@ -8,7 +8,11 @@ mod view;
 
 use std::sync::Arc;
 
-pub use self::{file::ViewsError, pattern::Pattern, view::ClientView};
+pub use self::{
+    file::ViewsError,
+    pattern::{Pattern, PatternError},
+    view::ClientView,
+};
 use self::{
     file::{Entry, File},
     interned::InternedViews,

@@ -41,7 +41,9 @@ enum Behaviour {
 }
 
 impl ReviewTransport for Arc<Server> {
-    async fn review(&self, body: Bytes) -> Result<(u16, Bytes), String> {
+    type Error = &'static str;
+
+    async fn review(&self, body: Bytes) -> Result<(u16, Bytes), &'static str> {
         self.reviews.fetch_add(1, Ordering::Relaxed);
         let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
         self.under_way_max.fetch_max(under_way, Ordering::Relaxed);
@@ -55,7 +57,7 @@ impl ReviewTransport for Arc<Server> {
                 Ok((201, self.answer(&body)))
             }
             Behaviour::Status(status) => Ok((status, Bytes::new())),
-            Behaviour::Unreachable => Err("connection refused".to_owned()),
+            Behaviour::Unreachable => Err("connection refused"),
             Behaviour::Silent => std::future::pending().await,
         };
         self.under_way.fetch_sub(1, Ordering::Relaxed);

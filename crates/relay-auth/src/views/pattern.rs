@@ -15,15 +15,24 @@ pub struct Pattern(String);
 /// Longest pattern.
 const PATTERN_BYTES_MAX: usize = 4096;
 
-impl TryFrom<String> for Pattern {
-    type Error = String;
+/// Text that is no pattern.
+#[derive(Debug, thiserror::Error)]
+pub enum PatternError {
+    /// It is empty.
+    #[error("a pattern is empty; `*` matches everything")]
+    Empty,
+    /// It has too many bytes.
+    #[error("a pattern has {0} bytes; at most {PATTERN_BYTES_MAX} are allowed")]
+    TooLong(usize),
+}
 
-    fn try_from(text: String) -> Result<Self, String> {
+impl TryFrom<String> for Pattern {
+    type Error = PatternError;
+
+    fn try_from(text: String) -> Result<Self, PatternError> {
         match text.len() {
-            0 => Err("a pattern is empty; `*` matches everything".to_owned()),
-            length if length > PATTERN_BYTES_MAX => {
-                Err(format!("a pattern has {length} bytes; at most {PATTERN_BYTES_MAX} are allowed"))
-            }
+            0 => Err(PatternError::Empty),
+            length if length > PATTERN_BYTES_MAX => Err(PatternError::TooLong(length)),
             _ => Ok(Self(text)),
         }
     }
