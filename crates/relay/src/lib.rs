@@ -6,6 +6,7 @@
 //! ```
 
 mod collection;
+mod discovery;
 mod event;
 mod fields;
 mod filter;
@@ -20,13 +21,14 @@ mod watchers;
 mod wire;
 
 pub use collection::{Collection, Outcome, Snapshot, Summary, Update, WatchStart};
+pub use discovery::discovery;
 pub use fields::FieldError;
 pub use filter::{Filter, Visibility};
 pub use json::object_json;
 pub use list::List;
 pub use object::{Meta, Object, ObjectError, Upstream, api_version, group, parse_version, plural};
 pub use query::{
-    KINDS, ListParameters, ObjectRequest, Operation, Target, VersionWish, WatchParameters, discovery, not_found, parse,
+    KINDS, ListParameters, ObjectRequest, Operation, Target, VersionWish, WatchParameters, not_found, parse,
     upstream_selectors,
 };
 pub use selector::{Selector, SelectorError};

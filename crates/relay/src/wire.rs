@@ -5,6 +5,7 @@ mod tests;
 
 use bytes::Bytes;
 use cproxy_core::ResourceKind;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta_v1;
 use serde_json::json;
 
 use crate::{
@@ -238,7 +239,7 @@ impl Status {
     #[must_use]
     pub fn body(&self, format: Format) -> Bytes {
         match format {
-            Format::Json => format!("{}\n", self.json()).into(),
+            Format::Json => format!("{}\n", json!(self.json())).into(),
             Format::Protobuf => enveloped("v1", "Status", &self.protobuf()).into(),
         }
     }
@@ -252,31 +253,37 @@ impl Status {
         }
     }
 
-    fn json(&self) -> serde_json::Value {
-        let mut status = json!({
-            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": self.message, "reason": self.reason, "code": self.code,
-        });
-        let mut details = serde_json::Map::new();
-        if let Some((name, group, kind)) = self.object.as_deref() {
-            if !name.is_empty() {
-                details.insert("name".to_owned(), json!(name));
-            }
-            if !group.is_empty() {
-                details.insert("group".to_owned(), json!(group));
-            }
-            details.insert("kind".to_owned(), json!(kind));
+    fn json(&self) -> meta_v1::Status {
+        meta_v1::Status {
+            status: Some("Failure".to_owned()),
+            message: Some(self.message.clone()),
+            reason: Some(self.reason.to_owned()),
+            details: self.details(),
+            code: Some(self.code.into()),
+            metadata: meta_v1::ListMeta::default(),
         }
-        if let Some((reason, message)) = self.cause {
-            details.insert("causes".to_owned(), json!([{"reason": reason, "message": message}]));
-        }
-        if self.retry_after_seconds > 0 {
-            details.insert("retryAfterSeconds".to_owned(), json!(self.retry_after_seconds));
-        }
-        if let Some(status) = status.as_object_mut().filter(|_| !details.is_empty()) {
-            status.insert("details".to_owned(), details.into());
-        }
-        status
+    }
+
+    fn details(&self) -> Option<meta_v1::StatusDetails> {
+        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let (name, group, kind) = match self.object.as_deref() {
+            Some((name, group, kind)) => (some(name), some(group), some(kind)),
+            None => (None, None, None),
+        };
+        let cause = |(reason, message): (&str, &str)| meta_v1::StatusCause {
+            reason: some(reason),
+            message: some(message),
+            ..meta_v1::StatusCause::default()
+        };
+        let details = meta_v1::StatusDetails {
+            name,
+            group,
+            kind,
+            causes: self.cause.map(|of| vec![cause(of)]),
+            retry_after_seconds: Some(i32::try_from(self.retry_after_seconds).unwrap_or(i32::MAX)).filter(|of| *of > 0),
+            ..meta_v1::StatusDetails::default()
+        };
+        (details != meta_v1::StatusDetails::default()).then_some(details)
     }
 
     /// metav1.Status (apimachinery/pkg/apis/meta/v1/generated.proto 1.36).
