@@ -56,6 +56,8 @@ const TEXT_CHARACTERS_MAX: usize = 200;
 /// Status codes of answers: a server may create or only compute one.
 const ANSWERED: [u16; 3] = [200, 201, 202];
 
+/// Response, read more leniently than by the type of `k8s-openapi`, which refuses `"extra":{"x":null}` and times in
+/// other forms than RFC 3339: a server's answer about a token must not depend on fields that are not used.
 #[derive(Deserialize)]
 struct TokenReview {
     status: Status,
@@ -188,6 +190,17 @@ mod tests {
         assert_eq!(identity.node_name.as_deref(), Some("n1"));
         assert_eq!(identity.pod_name.as_deref(), Some("web"));
         assert_eq!(identity.source, Source::Token);
+    }
+
+    #[test]
+    fn fields_that_are_not_used_may_have_any_form() {
+        for (metadata, extra) in [("{}", r#"{"x":null}"#), (r#"{"creationTimestamp":"2026-01-01 00:00:00"}"#, "{}")] {
+            let status = format!(r#"{{"authenticated":true,"user":{{"username":"a","extra":{extra}}}}}"#);
+            let body = format!(r#"{{"metadata":{metadata},"spec":{{}},"status":{status}}}"#);
+            assert!(matches!(parse(&body, &[]), Ok(Review::Authenticated(_))), "{body}");
+            let strict = serde_json::from_str::<k8s_openapi::api::authentication::v1::TokenReview>(&body);
+            assert!(strict.is_err(), "{body}");
+        }
     }
 
     #[test]
