@@ -43,8 +43,8 @@ impl TimeBudget {
         Self { responses: 0, idle_since: now, has_requested: false, lists: BTreeMap::new(), lists_begun: 0 }
     }
 
-    /// Begins a response without a bound on its time. By itself it does not keep the connection: anybody may ask for
-    /// the health.
+    /// Begins a response without a bound on its time. By itself it does not keep the connection: clients without
+    /// credentials may ask for the health.
     pub(crate) fn begin_response(&mut self) {
         self.responses += 1;
     }

@@ -512,7 +512,7 @@ mod tests {
         drop(held);
         assert_eq!((counts(&slots), slots.state().known.len()), ((0, 0, 0), 0));
         assert!(slots.state().by_count.is_empty());
-        // Where all have one, nobody gives way.
+        // Where all have one, none gives way.
         let held: Vec<_> = (0..40).map(|number| known(&slots, "192.0.2.1:1", &format!("d{number}")).unwrap()).collect();
         assert_eq!(known(&slots, "192.0.2.1:1", "e").unwrap_err(), NoSlot::Full);
         drop(held);

@@ -1,5 +1,6 @@
 //! Large pieces of responses that clients have not taken yet. All of them together have a bound, and those of an
-//! identity. Who has not taken a piece for long gives up its connection first, and then who holds most.
+//! identity. A client that has not taken a piece for long gives up its connection first, and then the one that holds
+//! most.
 
 use std::{
     cmp::Reverse,
@@ -102,7 +103,7 @@ impl Unsent {
         (state.bytes, state.ended)
     }
 
-    /// The piece, counted as long as anybody has its memory, with a companion that lives as long. Connections end if
+    /// The piece, counted as long as its memory is used, with a companion that lives as long. Connections end if
     /// there is no room for it.
     pub(crate) fn hold<T: Send + 'static>(self: &Arc<Self>, piece: Bytes, holder: Holder, companion: T) -> Bytes {
         let (memory, now) = (memory(&piece), Instant::now());

@@ -55,7 +55,7 @@ pub(crate) enum AddressError {
 }
 
 impl ListenAddress {
-    /// True if nobody outside this machine and its VMs can connect.
+    /// True if only this machine and its VMs can connect.
     #[must_use]
     pub(crate) fn is_local(&self) -> bool {
         match self {

@@ -34,7 +34,7 @@ use crate::{
 /// Interval of the search for sockets of new VMs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sockets of one pattern. Somebody may make many of them in a directory of his own: of more, each directory below the
+/// Sockets of one pattern. A user may make many of them in a directory of his own: of more, each directory below the
 /// first `*` has a share.
 const SOCKETS_MAX: usize = 8_192;
 
@@ -86,7 +86,7 @@ impl GuestSockets {
             for path in paths {
                 match self.matching(&path, pattern) {
                     Ok(files) if is_last => {
-                        matching.extend(files.into_iter().filter(|path| !self.pattern.is_own(path)))
+                        matching.extend(files.into_iter().filter(|path| !self.pattern.is_own(path)));
                     }
                     Ok(files) => matching.extend(files),
                     Err(error) => found.problem = Some(format!("cannot look for VMs in {path:?}: {error}")),

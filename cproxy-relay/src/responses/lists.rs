@@ -100,7 +100,7 @@ pub(crate) struct Key {
     pub(crate) compression: Compression,
 }
 
-/// List, and its place in the history.
+/// List, and its position in the history.
 #[derive(Debug)]
 struct Compressed {
     /// Without its objects, which may change meanwhile.

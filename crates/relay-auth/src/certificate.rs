@@ -73,7 +73,7 @@ pub(crate) mod tests {
         params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
     }
 
-    /// Certificate of a user, or of nobody.
+    /// Certificate of a user, or of none.
     pub(crate) fn of(user: Option<&str>) -> Vec<u8> {
         certificate(user.map(|user| (DnType::CommonName, user)).as_slice())
     }

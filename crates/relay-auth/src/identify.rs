@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::{Identity, Peer, PeerAddress, Reason, Refusal, ReviewTransport, TokenReviewer};
 
-/// Identity of a request: that of the client certificate, of the bearer token, or of the place of a local peer, in this
-/// order. `authorization` is the request's header.
+/// Identity of a request: that of the client certificate, of the bearer token, or of the address of a local peer, in
+/// this order. `authorization` is the request's header.
 ///
 /// # Errors
 /// The client has no credentials where some are needed, or they are refused.

@@ -10,7 +10,7 @@ use crate::{
 /// Identity of a client, as the API server would see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// User name; for a local peer without credentials its place.
+    /// User name; for a local peer without credentials its address.
     pub username: String,
     /// Groups of the user.
     pub groups: Vec<String>,
@@ -31,7 +31,7 @@ pub enum Source {
     Token,
     /// A client certificate.
     Certificate,
-    /// The place of a local peer; no user is known.
+    /// The address of a local peer; no user is known.
     Local,
     /// Nothing.
     Anonymous,

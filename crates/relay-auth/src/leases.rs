@@ -63,7 +63,7 @@ pub struct Leases {
 
 #[derive(Default)]
 struct State {
-    /// A lease for each entry of the queue, if somebody still holds it.
+    /// A lease for each entry of the queue, if it is still held.
     by_key: HashMap<TokenKey, Weak<Lease>>,
     /// Tokens, and when each was reviewed, the one that was reviewed first to begin with.
     queue: VecDeque<(Instant, TokenKey)>,

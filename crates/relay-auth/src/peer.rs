@@ -19,7 +19,7 @@ pub struct Peer {
     certificate: Option<Result<Certificate, Refusal>>,
 }
 
-/// Place of the other end of a connection.
+/// Address of the other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PeerAddress {
     /// Address of a TCP connection.
@@ -33,7 +33,7 @@ pub enum PeerAddress {
     },
 }
 
-/// Place that connections come from: what one host, or one guest, cannot choose.
+/// Origin of connections: what one host, or one guest, cannot choose.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// IPv4 address. Many guests may share it, behind their node.
@@ -66,13 +66,13 @@ impl Peer {
         Self { address, certificate: certificate.map(certificate::read) }
     }
 
-    /// Its place.
+    /// Its address.
     #[must_use]
     pub fn address(&self) -> &PeerAddress {
         &self.address
     }
 
-    /// Identity of the client certificate, if there is one, or why it names nobody now.
+    /// Identity of the client certificate, if there is one, or the reason why it gives none now.
     pub(crate) fn certificate(&self) -> Option<Result<Arc<Identity>, Refusal>> {
         Some(match self.certificate.as_ref()? {
             Ok(certificate) if certificate.has_expired() => Err(certificate::expired()),

@@ -9,9 +9,9 @@ use crate::{Identity, Source};
 /// Answer of the API server about a token.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Review {
-    /// The token is somebody's.
+    /// The token belongs to a user.
     Authenticated(Identity),
-    /// The token is nobody's, with the reason; empty if the API server gives none.
+    /// The token belongs to no user, with the reason; empty if the API server gives none.
     Refused(String),
 }
 

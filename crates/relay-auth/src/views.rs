@@ -87,10 +87,10 @@ fn no_namespace(entry: &Entry, peer: &PeerAddress, identity: &Identity) -> Refus
     Refusal::new(Reason::NoNamespace, message)
 }
 
-/// Client with its place, which is also the name of one without credentials.
+/// Client with its address, which is also the name of one without credentials.
 fn client(peer: &PeerAddress, identity: &Identity) -> String {
-    let (place, client) = (peer.to_string(), identity.to_string());
-    if place == client { place } else { format!("{client} at {place}") }
+    let (address, client) = (peer.to_string(), identity.to_string());
+    if address == client { address } else { format!("{client} at {address}") }
 }
 
 impl Entry {

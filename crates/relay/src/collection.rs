@@ -170,7 +170,7 @@ struct State {
     /// A list has ended.
     is_listed: bool,
     /// Objects of the list that cannot be read and have no last state, until each is read or deleted. The list is not
-    /// complete before: whoever came here from another server with it would lose them.
+    /// complete before: a client that comes from another server with it would lose them.
     unread: BTreeSet<Key>,
     objects: Objects,
     /// Objects of the list that is under way.
@@ -484,8 +484,8 @@ impl State {
         Outcome { events, is_reset: false }
     }
 
-    /// Position after the changes up to a version; `None` if the history lacks later ones. A version after which the data
-    /// has gone back, or between two whose difference is known from a list only, means nothing here.
+    /// Position after the changes up to a version; `None` if the history lacks later ones. A version after which the
+    /// data has gone back, or between two whose difference is known from a list only, means nothing here.
     fn position_after(&self, version: u64) -> Option<HistoryPosition> {
         let is_between = |(from, to): &(u64, u64)| *from < version && version < *to;
         if version < self.oldest_version || version > self.version || self.gaps.iter().any(is_between) {

@@ -114,7 +114,7 @@ impl Setup {
 
     /// Whether the token is accepted, or the reason why not.
     async fn ask(&self, token: &str) -> Result<(), Reason> {
-        self.ask_from(token, &place(0)).await
+        self.ask_from(token, &peer(0)).await
     }
 
     async fn ask_from(&self, token: &str, peer: &PeerAddress) -> Result<(), Reason> {
@@ -137,7 +137,7 @@ impl Setup {
     }
 }
 
-fn place(number: u32) -> PeerAddress {
+fn peer(number: u32) -> PeerAddress {
     PeerAddress::Tcp(SocketAddr::from((Ipv4Addr::from_bits(number), 1)))
 }
 
@@ -202,8 +202,8 @@ async fn all_who_send_a_token_wait_for_one_review() {
     setup.behave(Behaviour::Slow(SECOND));
     let mut tasks = JoinSet::new();
     for number in 0..1000 {
-        setup.start(&mut tasks, "token-a", &place(number));
-        setup.start(&mut tasks, "token-b", &place(number));
+        setup.start(&mut tasks, "token-a", &peer(number));
+        setup.start(&mut tasks, "token-b", &peer(number));
     }
     let accepted = tasks.join_all().await.into_iter().filter(Result::is_ok).count();
     assert_eq!((accepted, setup.reviews()), (1000, 2));
@@ -214,8 +214,8 @@ async fn a_review_goes_on_when_its_client_leaves() {
     let setup = Setup::with_user("token-a");
     setup.behave(Behaviour::Slow(SECOND));
     let mut tasks = JoinSet::new();
-    setup.start(&mut tasks, "token-a", &place(0));
-    setup.start(&mut tasks, "token-b", &place(0));
+    setup.start(&mut tasks, "token-a", &peer(0));
+    setup.start(&mut tasks, "token-b", &peer(0));
     sleep(SECOND / 2).await;
     tasks.shutdown().await;
     sleep(SECOND).await;
@@ -280,13 +280,13 @@ async fn tokens_whose_reviews_fail_or_hang_cost_clients_elsewhere_nothing() {
         for number in 0..300 {
             let token = format!("bad-{number}");
             setup.server.exceptions.lock().unwrap().insert(token.clone(), behaviour);
-            setup.start(&mut tasks, &token, &place(1));
+            setup.start(&mut tasks, &token, &peer(1));
         }
         let start = Instant::now();
         for round in 0..30 {
             sleep(SECOND / 10).await;
             setup.add_user(&format!("token-{round}"));
-            assert_eq!(setup.ask_from(&format!("token-{round}"), &place(2)).await, Ok(()));
+            assert_eq!(setup.ask_from(&format!("token-{round}"), &peer(2)).await, Ok(()));
         }
         assert!(start.elapsed() < SECOND * 4, "{:?}", start.elapsed());
         // They have a bound of their own.
@@ -294,8 +294,8 @@ async fn tokens_whose_reviews_fail_or_hang_cost_clients_elsewhere_nothing() {
         for number in 0..1_000 {
             let token = format!("worse-{number}");
             setup.server.exceptions.lock().unwrap().insert(token.clone(), behaviour);
-            setup.start(&mut tasks, &token, &place(1));
-            setup.ask_from("token-1", &place(2)).await.unwrap();
+            setup.start(&mut tasks, &token, &peer(1));
+            setup.ask_from("token-1", &peer(2)).await.unwrap();
         }
         assert!(setup.reviews() < reviews + 100, "{}", setup.reviews() - reviews);
     }
@@ -354,7 +354,7 @@ async fn reviews_are_few_at_once_and_in_a_second() {
     let mut tasks = JoinSet::new();
     for number in 0..10_000 {
         setup.add_user(&format!("token-{number}"));
-        setup.start(&mut tasks, &format!("token-{number}"), &place(number));
+        setup.start(&mut tasks, &format!("token-{number}"), &peer(number));
     }
     // All agents return at once after a restart of the relay: each is served within the longest wait.
     assert!(tasks.join_all().await.iter().all(Result::is_ok));
@@ -369,7 +369,7 @@ async fn tokens_beyond_the_bounds_are_told_to_come_later() {
     setup.behave(Behaviour::Slow(SECOND));
     let mut tasks = JoinSet::new();
     for number in 0..300 {
-        setup.start(&mut tasks, &format!("token-{number}"), &place(number));
+        setup.start(&mut tasks, &format!("token-{number}"), &peer(number));
     }
     let refusals: Vec<_> = tasks.join_all().await.into_iter().filter_map(Result::err).collect();
     let late: Vec<_> = refusals.iter().filter(|refusal| refusal.reason() == Reason::TooManyReviews).collect();
@@ -379,7 +379,7 @@ async fn tokens_beyond_the_bounds_are_told_to_come_later() {
     let setup = Setup::new(ReviewSettings { tokens_bytes_max: 20, ..ReviewSettings::default() });
     setup.behave(Behaviour::Slow(SECOND));
     let mut tasks = JoinSet::new();
-    setup.start(&mut tasks, "token-of-17-bytes", &place(0));
+    setup.start(&mut tasks, "token-of-17-bytes", &peer(0));
     tokio::task::yield_now().await;
     assert_eq!(setup.ask("token-x").await, Err(Reason::TooManyReviews));
 }
@@ -390,7 +390,7 @@ async fn a_turn_that_does_not_come_is_too_late() {
     setup.behave(Behaviour::Slow(SECOND * 9));
     let mut tasks = JoinSet::new();
     for number in 0..3 {
-        setup.start(&mut tasks, &format!("token-{number}"), &place(number));
+        setup.start(&mut tasks, &format!("token-{number}"), &peer(number));
     }
     let reasons: Vec<_> = tasks.join_all().await.into_iter().map(|outcome| outcome.unwrap_err().reason()).collect();
     let late = reasons.iter().filter(|reason| **reason == Reason::TooManyReviews).count();
@@ -406,9 +406,9 @@ fn a_million_wrong_tokens_of_a_client_cost_nothing() {
         runtime.block_on(async {
             for number in 0..1_000_000_u32 {
                 let expected = if number < 64 { Reason::TokenRefused } else { Reason::TooManyTokens };
-                assert_eq!(setup.ask_from(&format!("wrong-{number}"), &place(1)).await, Err(expected));
+                assert_eq!(setup.ask_from(&format!("wrong-{number}"), &peer(1)).await, Err(expected));
             }
-            assert_eq!(setup.ask_from("token-a", &place(2)).await, Ok(()));
+            assert_eq!(setup.ask_from("token-a", &peer(2)).await, Ok(()));
         });
     });
     assert_eq!(setup.reviews(), 65);
@@ -433,7 +433,7 @@ fn wrong_tokens_of_many_clients_are_bounded() {
         runtime.block_on(async {
             assert_eq!(setup.ask("token-a").await, Ok(()));
             for number in 0..50_000_u32 {
-                let peer = place(1 + number / 50);
+                let peer = peer(1 + number / 50);
                 assert_eq!(setup.ask_from(&format!("wrong-{number}"), &peer).await, Err(Reason::TokenRefused));
             }
             assert_eq!(setup.ask("token-a").await, Ok(()));

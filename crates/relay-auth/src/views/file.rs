@@ -222,18 +222,18 @@ impl TryFrom<ClientsFields> for Clients {
 impl Clients {
     fn contain(&self, peer: &PeerAddress, identity: &Identity) -> bool {
         let ClientsFields { usernames, groups, vsock_cids, unix_paths } = &self.0;
-        let is_place = match peer {
+        let is_address = match peer {
             PeerAddress::Tcp(_) => false,
             PeerAddress::Vsock { cid } => vsock_cids.iter().any(|range| range.0.contains(cid)),
             PeerAddress::Unix(path) => {
                 path.to_str().is_some_and(|path| unix_paths.iter().any(|pattern| pattern.0.matches(path)))
             }
         };
-        // The name of a local peer without credentials is only its place.
+        // The name of a local peer without credentials is only its address.
         let has_user = identity.source != Source::Local;
         let is_user = || usernames.iter().any(|pattern| pattern.matches(&identity.username));
         let is_in_group = || identity.groups.iter().any(|group| groups.iter().any(|pattern| pattern.matches(group)));
-        is_place || has_user && (is_user() || is_in_group())
+        is_address || has_user && (is_user() || is_in_group())
     }
 }
 

@@ -47,10 +47,10 @@ fn the_documented_example_shows_what_it_says() {
     assert!(node.sees(Nodes, "", "n1", None) && !node.sees(Nodes, "", "n2", None));
 
     let tenant = select(&tcp(), &user("system:serviceaccount:tenant-a:web", &[])).unwrap();
-    let places = [PeerAddress::Vsock { cid: 3 }, PeerAddress::Vsock { cid: 20 }, unix("/run/vm/a-1/v.sock_6443")];
-    for place in places {
-        let local = select(&place, &Identity::of_local_peer(&place).unwrap()).unwrap();
-        assert!(Arc::ptr_eq(&tenant, &local), "{place}");
+    let peers = [PeerAddress::Vsock { cid: 3 }, PeerAddress::Vsock { cid: 20 }, unix("/run/vm/a-1/v.sock_6443")];
+    for peer in peers {
+        let local = select(&peer, &Identity::of_local_peer(&peer).unwrap()).unwrap();
+        assert!(Arc::ptr_eq(&tenant, &local), "{peer}");
     }
     for (namespace, name, is_seen) in [
         ("tenant-a", "web", true),
