@@ -67,54 +67,11 @@ impl Metrics {
         format: MetricsFormat,
         cache: &Cache,
         lists: &CompressedLists,
-        (unread_bytes, connections_unread): (usize, u64),
+        unread: (usize, u64),
         reviews: Option<ReviewCounts>,
     ) -> String {
         let mut text = Text(Exposition::new(format));
-        text.number("connections", Gauge, "Connections of clients", self.connections.get());
-        text.number(
-            "connections_max_exceeded_total",
-            Counter,
-            "Requests answered with 429, since the client has no place for a connection",
-            self.connections_refused.get(),
-        );
-        text.number(
-            "connections_displaced_total",
-            Counter,
-            "Connections of unknown clients, or of those with most, that gave way to others",
-            self.connections_displaced.get(),
-        );
-        text.number("connections_accepted_total", Counter, "Connections accepted", self.connections_accepted.get());
-        text.number(
-            "connections_cut_total",
-            Counter,
-            "Connections closed because the client was idle or too slow",
-            self.connections_cut.get(),
-        );
-        text.number(
-            "connections_moved_total",
-            Counter,
-            "Connections ended by GOAWAY so that their clients move",
-            self.connections_moved.get(),
-        );
-        text.number(
-            "tls_handshakes_failed_total",
-            Counter,
-            "TLS handshakes that failed or took too long",
-            self.handshakes_failed.get(),
-        );
-        text.number(
-            "unread_bytes",
-            Gauge,
-            "Bytes of large objects, lists and events that clients have not taken yet",
-            unread_bytes as u64,
-        );
-        text.number(
-            "connections_unread_total",
-            Counter,
-            "Connections closed because their clients left too many of these bytes",
-            connections_unread,
-        );
+        text.connections(self, unread);
         text.number("log_lines_left_out_total", Counter, "Lines of the log that nobody took", log_lines_left_out());
         text.number("watch_writes_total", Counter, "Chunks given to watches", self.watch_chunks.get());
         text.number("watch_bytes_total", Counter, "Bytes given to watches", self.watch_bytes.get());
@@ -123,15 +80,7 @@ impl Metrics {
         for (reason, number) in self.refusals.iter() {
             text.line("refusals_total", &[("reason", reason.label())], number);
         }
-        let (count, bytes) = lists.size();
-        text.number("compressed_lists", Gauge, "Compressed lists in memory", count as u64);
-        text.number("compressed_lists_bytes", Gauge, "Bytes of compressed lists in memory", bytes);
-        text.number(
-            "compressed_lists_built_total",
-            Counter,
-            "Lists that were compressed",
-            lists.built.load(Ordering::Relaxed),
-        );
+        text.lists(lists);
         if let Some(reviews) = reviews {
             text.reviews(&reviews);
         }
@@ -169,6 +118,65 @@ impl Text {
     fn number(&mut self, name: &str, kind: MetricKind, help: &str, value: u64) {
         self.head(name, kind, help);
         self.line(name, &[], value);
+    }
+
+    fn connections(&mut self, metrics: &Metrics, (unread_bytes, connections_unread): (usize, u64)) {
+        self.number("connections", Gauge, "Connections of clients", metrics.connections.get());
+        self.number(
+            "connections_max_exceeded_total",
+            Counter,
+            "Requests answered with 429, since the client has no place for a connection",
+            metrics.connections_refused.get(),
+        );
+        self.number(
+            "connections_displaced_total",
+            Counter,
+            "Connections of unknown clients, or of those with most, that gave way to others",
+            metrics.connections_displaced.get(),
+        );
+        self.number("connections_accepted_total", Counter, "Connections accepted", metrics.connections_accepted.get());
+        self.number(
+            "connections_cut_total",
+            Counter,
+            "Connections closed because the client was idle or too slow",
+            metrics.connections_cut.get(),
+        );
+        self.number(
+            "connections_moved_total",
+            Counter,
+            "Connections ended by GOAWAY so that their clients move",
+            metrics.connections_moved.get(),
+        );
+        self.number(
+            "tls_handshakes_failed_total",
+            Counter,
+            "TLS handshakes that failed or took too long",
+            metrics.handshakes_failed.get(),
+        );
+        self.number(
+            "unread_bytes",
+            Gauge,
+            "Bytes of large objects, lists and events that clients have not taken yet",
+            unread_bytes as u64,
+        );
+        self.number(
+            "connections_unread_total",
+            Counter,
+            "Connections closed because their clients left too many of these bytes",
+            connections_unread,
+        );
+    }
+
+    fn lists(&mut self, lists: &CompressedLists) {
+        let (count, bytes) = lists.size();
+        self.number("compressed_lists", Gauge, "Compressed lists in memory", count as u64);
+        self.number("compressed_lists_bytes", Gauge, "Bytes of compressed lists in memory", bytes);
+        self.number(
+            "compressed_lists_built_total",
+            Counter,
+            "Lists that were compressed",
+            lists.built.load(Ordering::Relaxed),
+        );
     }
 
     fn requests(&mut self, requests: &BTreeMap<RequestLabels, u64>) {
