@@ -92,6 +92,8 @@ impl TimeBudget {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const MOMENT: Duration = Duration::from_millis(1);
@@ -129,5 +131,34 @@ mod tests {
         assert_eq!(budget.excess(late), Some(Excess::SlowList));
         budget.end_list(lists[1]);
         assert_eq!(budget.excess(late), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_connection_ends_without_responses_and_stays_with_one_that_has_no_list(
+            steps in proptest::collection::vec((0..5_u8, 0..30_u64), 0..50),
+        ) {
+            let mut now = Instant::now();
+            let (mut budget, mut responses, mut lists) = (TimeBudget::new(now), 0, Vec::new());
+            for (action, seconds) in steps {
+                now += Duration::from_secs(seconds);
+                match action {
+                    0 => {
+                        budget.begin_response();
+                        responses += 1;
+                    }
+                    1 if responses > 0 => {
+                        budget.end_response(now);
+                        responses -= 1;
+                    }
+                    2 => lists.push(budget.begin_list(now)),
+                    3 => lists.pop().into_iter().for_each(|number| budget.end_list(number)),
+                    _ => budget.accept_client(now),
+                }
+                let later = now + IDLE_TIME_MAX.max(LIST_TIME_MAX) + MOMENT;
+                prop_assert!(budget.excess(now).is_none() || budget.excess(later).is_some());
+                prop_assert_eq!(budget.excess(later).is_none(), responses > 0 && lists.is_empty());
+            }
+        }
     }
 }
