@@ -28,6 +28,7 @@ mod open;
 mod pins;
 mod probe;
 mod process_cgroup;
+mod program;
 mod reader;
 mod resizable;
 mod service_counters;
@@ -39,11 +40,6 @@ mod table;
 mod tcp_owners;
 mod tracing;
 
-/// Innermost error, which has the cause.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
-}
-
 pub use attachments::{Attachments, Difference, LinkState};
 pub use cgroups::{ROOT_CGROUP_ID, cgroup_id};
 pub use client_affinity::{ClientAffinities, ClientAffinity};
@@ -54,7 +50,7 @@ pub use error::TableError;
 pub use exclusions::{CgroupError, excluded_cgroup, in_netns_of, netns_cookie, read_exclusions};
 pub use handover::{end_handover, has_kept};
 pub use hook_times::{HookTime, hook_times};
-pub use install::{InstallError, Loaded, Program, attached, install, try_load};
+pub use install::{InstallError, Loaded, attached, install, try_load};
 pub use kernel_maps::KernelMaps;
 pub use memory_cgroup::leave_memory_cgroup;
 pub use neighbours::{CGROUPS_MAX, Neighbours, OtherProgram, missing_programs, neighbours};
@@ -62,6 +58,7 @@ pub use object::{HAS_PROGRAMS, ProgramSet};
 pub use pins::{PinDir, PinError, PinLock};
 pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
 pub use process_cgroup::ProcessCgroup;
+pub use program::Program;
 pub use reader::{KernelReader, Serving, SetCache};
 pub use service_counters::{ServiceCounters, ServiceCounts};
 pub use socket_mark::SocketMark;

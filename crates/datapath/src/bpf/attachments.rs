@@ -6,8 +6,9 @@
 use std::{fmt, io, os::fd::AsFd, path::Path};
 
 use super::{
-    PinDir, Program,
     cgroups::cgroup_id,
+    pins::PinDir,
+    program::Program,
     syscalls::{link_cgroup, obj_get, obj_get_if_any},
     tracing::{self, is_tracing, replaced_program},
 };

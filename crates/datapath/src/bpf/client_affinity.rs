@@ -6,9 +6,9 @@ use cproxy_ebpf::{AffinityEntry, AffinityKey, affinity_time, digest};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{
-    PinDir,
     error::TableError,
     open::{Access, open_map},
+    pins::PinDir,
 };
 
 /// Map of clients.

@@ -9,8 +9,9 @@ use cproxy_ebpf::{
 };
 
 use super::{
-    PinDir, TableError,
+    error::TableError,
     open::{Access, open_map},
+    pins::PinDir,
     syscalls::array_elements,
 };
 

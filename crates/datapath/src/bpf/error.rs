@@ -1,6 +1,6 @@
 //! Failures of reading and writing the maps.
 
-use std::{io, path::PathBuf};
+use std::{io, iter, path::PathBuf};
 
 use aya::maps::MapError;
 
@@ -11,7 +11,7 @@ pub(super) const TRIES_MAX: u32 = 100;
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// A map could not be opened.
-    #[error("cannot open {0}: {cause}; run this as root or with CAP_BPF", cause = super::root_cause(.1))]
+    #[error("cannot open {0}: {cause}; run this as root or with CAP_BPF", cause = root_cause(.1))]
     Open(PathBuf, MapError),
     /// A pinned object could not be used.
     #[error("cannot use {0}: {1}")]
@@ -45,7 +45,7 @@ pub enum TableError {
     #[error("cannot write {0}: {1}")]
     Write(String, MapError),
     /// A map could not be read.
-    #[error("cannot read {0}: {cause}", cause = super::root_cause(.1))]
+    #[error("cannot read {0}: {cause}", cause = root_cause(.1))]
     Read(&'static str, MapError),
     /// The kernel gives no random numbers.
     #[error("cannot get a random seed: {0}")]
@@ -53,4 +53,9 @@ pub enum TableError {
     /// A slot or a set is outside the maps: a bug in the model.
     #[error("{0} is outside the map")]
     OutOfRange(String),
+}
+
+/// Innermost error, which has the cause.
+pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
+    iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
 }

@@ -3,7 +3,8 @@
 use std::{fs, io, os::fd::AsFd as _, time::Duration};
 
 use super::{
-    PinDir, Program,
+    pins::PinDir,
+    program::Program,
     syscalls::{link_cgroup, obj_get, program_by_id, program_info},
 };
 

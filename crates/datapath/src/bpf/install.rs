@@ -25,15 +25,16 @@ use aya::{
 use cproxy_ebpf::{TCP_PLACE_FREE, TCP_PLACES};
 
 use super::{
+    error::root_cause,
     handover,
     kernel_btf::loader_without_it,
-    map_spec::RESIZABLE,
+    map_spec::{RESIZABLE, SERVICE_COUNTS},
     object::{HAS_PROGRAMS, ProgramSet},
     pins::{NEW, PinDir},
     probe::Features,
+    program::Program,
     resizable::ResizableMap,
-    root_cause,
-    service_counters::{self, SERVICE_COUNTS},
+    service_counters,
     signals::SignalsBlocked,
     syscalls::{link_cgroup, link_update, obj_get, obj_pin},
     tracing,
@@ -41,36 +42,6 @@ use super::{
 
 /// Stack of a thread that makes a map: it makes a few system calls and holds a path.
 const STACK_BYTES: usize = 64 << 10;
-
-/// One of our programs and its link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Program {
-    /// The function's name, which `bpftool prog` shows.
-    pub name: &'static str,
-    /// The name under which its link is pinned.
-    pub link: &'static str,
-}
-
-impl Program {
-    /// All programs.
-    pub const ALL: [Self; 9] = [
-        Self { name: "cproxy_connect4", link: "connect4" },
-        Self { name: "cproxy_connect6", link: "connect6" },
-        Self { name: "cproxy_send4", link: "sendmsg4" },
-        Self { name: "cproxy_send6", link: "sendmsg6" },
-        Self { name: "cproxy_recv4", link: "recvmsg4" },
-        Self { name: "cproxy_recv6", link: "recvmsg6" },
-        Self { name: "cproxy_peer4", link: "getpeername4" },
-        Self { name: "cproxy_peer6", link: "getpeername6" },
-        Self { name: "cproxy_release", link: "sock_release" },
-    ];
-
-    /// The names of all links.
-    #[must_use]
-    pub fn links() -> [&'static str; Self::ALL.len()] {
-        Self::ALL.map(|program| program.link)
-    }
-}
 
 /// Constant in the programs: 1, the default, if they may call `bpf_set_retval`; else 0.
 const ERRNO_HELPER: &str = "ERRNO_HELPER";

@@ -85,6 +85,9 @@ pub(super) const NAMED: [(&str, MapShape); 13] = [
     ("COUNTERS", MapShape { map_type: MapType::PerCpuArray, ..array(size_of::<u64>(), COUNTERS_MAX, 0) }),
 ];
 
+/// The map of counters by frontend, which the tracing set alone has, and its pin.
+pub(super) const SERVICE_COUNTS: &str = "SERVICE_COUNTS";
+
 const OUTER: MapShape = MapShape { map_type: MapType::ArrayOfMaps, ..array(size_of::<u32>(), 1, 0) };
 
 const fn array(value_bytes: usize, entries: u32, flags: u32) -> MapShape {

@@ -13,9 +13,10 @@ use std::{
 use aya_obj::generated::bpf_attach_type as AttachType;
 
 use super::{
-    PinDir, Program,
     cgroups::cgroup_id,
     handover::kept_programs,
+    pins::PinDir,
+    program::Program,
     syscalls::{effective_programs, link_cgroup, obj_get, program_name},
 };
 

@@ -17,9 +17,9 @@ use rustix::fs::FlockOperation;
 
 use super::{
     environment::{BPFFS_DEFAULT, Environment, is_bpffs},
+    error::root_cause,
     handover::{self, Predecessor},
-    map_spec::{MapShape, NAMED, RESIZABLE},
-    service_counters::SERVICE_COUNTS,
+    map_spec::{MapShape, NAMED, RESIZABLE, SERVICE_COUNTS},
     syscalls::{link_detach, obj_get},
     tracing,
 };
@@ -71,7 +71,7 @@ pub enum PinError {
     #[error("{0}: {1}{hint}", hint = remedy(.1))]
     Io(PathBuf, io::Error),
     /// A map cannot be opened.
-    #[error("cannot open {0}: {cause}; run this as root or with CAP_BPF", cause = super::root_cause(.1))]
+    #[error("cannot open {0}: {cause}; run this as root or with CAP_BPF", cause = root_cause(.1))]
     Map(PathBuf, aya::maps::MapError),
 }
 

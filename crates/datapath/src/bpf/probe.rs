@@ -7,7 +7,7 @@ use aya::sys::is_map_supported;
 use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_insn, bpf_prog_type};
 
 use super::{
-    root_cause,
+    error::root_cause,
     signals::SignalsBlocked,
     syscalls::{call, exit, load_program, move_to},
 };

@@ -14,11 +14,10 @@ use std::{
 use aya::maps::{MapData, MapInfo};
 
 use super::{
-    error::TableError,
+    error::{TableError, root_cause},
     map_spec::{MapShape, MapSpec},
     open::{Access, open_map},
     pins::PinDir,
-    root_cause,
     syscalls::{inner_map_id, map_create, obj_pin, set_inner_map},
 };
 

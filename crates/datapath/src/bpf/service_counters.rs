@@ -11,14 +11,12 @@ use cproxy_ebpf::{
 };
 
 use super::{
-    PinDir, encoding,
-    map_spec::MapShape,
+    encoding,
+    error::root_cause,
+    map_spec::{MapShape, SERVICE_COUNTS},
     open::{Access, open_map},
-    root_cause,
+    pins::PinDir,
 };
-
-/// Map of the counters, and its pin.
-pub(super) const SERVICE_COUNTS: &str = "SERVICE_COUNTS";
 
 /// Entries that each CPU keeps aside, and that must be free before one takes more; otherwise entries in use are evicted
 /// (kernel/bpf/bpf_lru_list.c, `LOCAL_FREE_TARGET`).

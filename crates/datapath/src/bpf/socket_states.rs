@@ -11,7 +11,7 @@ use cproxy_ebpf::{SocketState, TCP_PLACES, Translation, UdpState, tcp_places};
 use rustix::net::sockopt::socket_cookie;
 
 use super::{
-    error::TableError,
+    error::{TableError, root_cause},
     handover::kept_map,
     open::{Access, open_map},
     pins::PinDir,
@@ -141,7 +141,7 @@ fn found<T>(state: Result<T, MapError>) -> io::Result<Option<T>> {
     match state {
         Ok(state) => Ok(Some(state)),
         Err(MapError::KeyNotFound) => Ok(None),
-        Err(error) => Err(io::Error::other(super::root_cause(&error))),
+        Err(error) => Err(io::Error::other(root_cause(&error))),
     }
 }
 

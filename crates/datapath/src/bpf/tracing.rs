@@ -35,11 +35,14 @@ pub use self::{
     filter::{TraceDestination, TraceFilter},
 };
 use super::{
-    Features, PinDir, PinError, Program,
+    error::root_cause,
     install::{InstallError, find, load, load_object, loader},
+    map_spec::SERVICE_COUNTS,
     object::ProgramSet,
-    root_cause,
-    service_counters::{self, CountsMap, SERVICE_COUNTS, ServiceCounters},
+    pins::{PinDir, PinError},
+    probe::Features,
+    program::Program,
+    service_counters::{self, CountsMap, ServiceCounters},
     signals::SignalsBlocked,
     syscalls::{obj_pin, program_id},
 };

@@ -15,7 +15,7 @@ use rustix::{fs::FlockOperation, io::Errno};
 
 use super::TraceError;
 use crate::{
-    bpf::{PinDir, pins::list},
+    bpf::pins::{PinDir, list},
     owned_dir,
 };
 

@@ -14,7 +14,8 @@ use super::{
     directory::{is_locked, path},
 };
 use crate::bpf::{
-    PinDir, Program,
+    pins::PinDir,
+    program::Program,
     syscalls::{link_cgroup, link_replace, obj_get, obj_get_if_any, obj_pin, program_by_id, program_id},
 };
 
