@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use cproxy_daemon::write_stderr;
-use cproxy_datapath::bpf::InstallError;
+use cproxy_datapath::bpf::{InstallError, LoadError};
 
 use super::output::{print, print_error};
 use crate::{agent, config::CounterSettings};
@@ -23,7 +23,7 @@ pub(super) struct InstallOptions {
 pub(super) fn run(options: &InstallOptions) -> ExitCode {
     let counters = options.counters.service_counters;
     let installed = agent::install_programs(&options.pin_dir, &options.cgroup, counters).inspect_err(|error| {
-        if let InstallError::Load { verifier_log, .. } = error {
+        if let InstallError::Load(LoadError::Refused { verifier_log, .. }) = error {
             write_stderr(&format!("{verifier_log}\n"));
         }
     });

@@ -19,6 +19,7 @@ mod kernel_maps;
 #[cfg(test)]
 #[cfg(has_programs)]
 mod layout;
+mod load;
 mod map_spec;
 mod mapping;
 mod memory_cgroup;
@@ -50,8 +51,9 @@ pub use error::TableError;
 pub use exclusions::{CgroupError, excluded_cgroup, in_netns_of, netns_cookie, read_exclusions};
 pub use handover::{end_handover, has_kept};
 pub use hook_times::{HookTime, hook_times};
-pub use install::{InstallError, Loaded, attached, install, try_load};
+pub use install::{AttachError, FirstMapsError, InstallError, attached, install};
 pub use kernel_maps::KernelMaps;
+pub use load::{LoadError, Loaded, try_load};
 pub use memory_cgroup::leave_memory_cgroup;
 pub use neighbours::{CGROUPS_MAX, Neighbours, OtherProgram, missing_programs, neighbours};
 pub use object::{HAS_PROGRAMS, ProgramSet};

@@ -36,7 +36,7 @@ pub use self::{
 };
 use super::{
     error::root_cause,
-    install::{InstallError, find, load, load_object, loader},
+    load::{LoadError, find_program, load_object, load_program, loader, take_map},
     map_spec::SERVICE_COUNTS,
     object::ProgramSet,
     pins::{PinDir, PinError},
@@ -64,7 +64,7 @@ pub enum TraceError {
     Busy(PathBuf),
     /// The programs could not be loaded.
     #[error(transparent)]
-    Load(#[from] InstallError),
+    Load(#[from] LoadError),
     /// A link, a program or a map could not be used.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
@@ -128,9 +128,9 @@ impl Tracing {
         let slots =
             Program::ALL.into_iter().map(|program| slot(pins, &mut object, program)).collect::<Result<_, _>>()?;
         write_filter(&mut object, filter)?;
-        let events = RingBuf::try_from(map(&mut object, EVENTS)?).map_err(failed(EVENTS))?;
-        let lost = PerCpuArray::try_from(map(&mut object, LOST)?).map_err(failed(LOST))?;
-        let counts = map(&mut object, SERVICE_COUNTS)?.try_into().map_err(failed(SERVICE_COUNTS))?;
+        let events = RingBuf::try_from(take_map(&mut object, EVENTS)?).map_err(failed(EVENTS))?;
+        let lost = PerCpuArray::try_from(take_map(&mut object, LOST)?).map_err(failed(LOST))?;
+        let counts = take_map(&mut object, SERVICE_COUNTS)?.try_into().map_err(failed(SERVICE_COUNTS))?;
         let counts_before = ServiceCounters::of(&counts).map_err(failed_counts)?;
         Ok(Self { pins: pins.clone(), slots, events, lost, counts, counts_before, dir: Some(dir) })
     }
@@ -206,26 +206,23 @@ impl Drop for Tracing {
 
 /// Loads a program and pins it.
 fn slot(pins: &PinDir, object: &mut Ebpf, program: Program) -> Result<Slot, TraceError> {
-    load(object, program)?;
+    load_program(object, program)?;
     let pin = directory::path(pins, program.link);
     let failed = |error| TraceError::Io(pin.clone(), error);
-    let loaded = find(object, program)?;
+    let loaded = find_program(object, program)?;
     let tracing = loaded.fd().map_err(io::Error::other).and_then(|fd| fd.try_clone_to_owned()).map_err(failed)?;
     obj_pin(tracing.as_fd(), &pin).map_err(failed)?;
     Ok(Slot { program, id: program_id(tracing.as_fd()).map_err(failed)?, tracing })
 }
 
 fn write_filter(object: &mut Ebpf, filter: &TraceFilter) -> Result<(), TraceError> {
-    let mut addresses = HashMap::<_, FrontendKey, u32>::try_from(map(object, ADDRESSES)?).map_err(failed(ADDRESSES))?;
+    let mut addresses =
+        HashMap::<_, FrontendKey, u32>::try_from(take_map(object, ADDRESSES)?).map_err(failed(ADDRESSES))?;
     for key in filter.keys() {
         addresses.insert(key, 1, 0).map_err(failed(ADDRESSES))?;
     }
-    let mut wanted = Array::try_from(map(object, FILTER)?).map_err(failed(FILTER))?;
+    let mut wanted = Array::try_from(take_map(object, FILTER)?).map_err(failed(FILTER))?;
     wanted.set(0, filter.for_kernel(), 0).map_err(failed(FILTER))
-}
-
-fn map(object: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, InstallError> {
-    object.take_map(name).ok_or(InstallError::Missing(name))
 }
 
 fn failed(name: &'static str) -> impl Fn(MapError) -> TraceError {
