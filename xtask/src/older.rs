@@ -29,7 +29,7 @@ struct Older {
 
 /// Oldest first.
 const OLDER: [Older; 2] = [
-    // The last commit of the layout that this one can take over (crates/datapath/src/bpf/handover.rs).
+    // The last commit of the layout that this one can take over (crates/datapath/src/bpf/predecessors.rs).
     Older { name: "layout-6", commit: "a541b848da17430772f68832429f62c4048363ea", programs: &["cproxy"] },
     Older { name: "0.2.0", commit: "45b905810f50a505a8994aff259690528dfee1e6", programs: &["cproxy", "cproxy-relay"] },
 ];

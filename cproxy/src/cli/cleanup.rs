@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use cproxy_datapath::bpf::{Environment, PinDir, Program};
+use cproxy_datapath::bpf::{Environment, PinDir};
 
 use super::{
     options::Places,
@@ -35,11 +35,11 @@ pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
 
 /// Detaches the programs and removes table, pins and the files of the run directory. Returns the number of objects.
 pub(super) fn remove(pin_dir: &Path, run_dir: &Path) -> anyhow::Result<usize> {
-    let (removed, foreign) = PinDir::new(pin_dir).remove(&Program::links())?;
+    let removed = PinDir::new(pin_dir).remove()?;
     // No agent runs on these pins; a killed agent's files in the run directory are no longer true.
     run_dir::clear_unused(run_dir)?;
-    for path in &foreign {
+    for path in &removed.foreign {
         print_error(&format_args!("{}: not cproxy's; left alone", path.display()));
     }
-    Ok(removed.len())
+    Ok(removed.objects.len())
 }

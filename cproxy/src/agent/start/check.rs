@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use cproxy_core::{NodeContext, Store};
 use cproxy_daemon::unix_socket::SocketFile;
-use cproxy_datapath::bpf::{Environment, PinDir, PinLock};
+use cproxy_datapath::bpf::{Environment, PinDir, PinLock, lock_pins};
 use tokio::net::UnixListener;
 
 use crate::{
@@ -62,7 +62,7 @@ impl Checked {
             RunDir::check_unused(run_dir)?;
         }
         let environment = Environment::prepare(cgroup, pin_dir, run_dir)?;
-        let lock = PinDir::new(&environment.pin_dir).lock()?;
+        let lock = lock_pins(&PinDir::new(&environment.pin_dir))?;
         let run_dir = RunDir::claim(run_dir)?;
         let (listener, socket) = run_dir.listen()?;
         let monitoring = &config.monitoring;

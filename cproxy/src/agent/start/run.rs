@@ -14,11 +14,11 @@ use crate::{
         error::AgentError,
         reconciler::{Reconciler, Shared},
         tasks::{
-            handover,
             health::{self, HealthChecker},
             reload::{Reloader, Reread},
             resume,
             stale_sockets::SocketTerminator,
+            takeover,
             tcp_places::TcpPlaceSweeper,
         },
     },
@@ -62,7 +62,7 @@ impl Installed {
         tasks.keep("TCP places", sweeper.run());
         if has_kept(pins) {
             // It ends once the last socket of the older layout is closed.
-            drop(tokio::spawn(handover::end(pins.clone())));
+            drop(tokio::spawn(takeover::end(pins.clone())));
         }
         if !self.status_http.is_empty() {
             reconciler.measure();

@@ -21,7 +21,9 @@ use std::{
 use cproxy_core::Exclusions;
 use cproxy_daemon::{FileChanges, Tasks};
 use cproxy_datapath::{
-    bpf::{Attachments, Environment, Mount, PinLock, ProcessCgroup, ROOT_CGROUP_ID, cgroup_id, neighbours},
+    bpf::{
+        Attachments, Environment, Mount, PinLock, ProcessCgroup, ROOT_CGROUP_ID, cgroup_id, neighbours, restore_lock,
+    },
     canary::Route,
 };
 use cproxy_wire::LastContact;
@@ -236,7 +238,7 @@ impl HealthChecker {
     /// restored at once.
     async fn differences(&mut self, progress: &Progress) -> Vec<String> {
         let mut differences = Vec::new();
-        match self.lock.restore() {
+        match restore_lock(&mut self.lock) {
             Ok(false) => {}
             Ok(true) => differences.push(format!("{} was removed", self.lock.pins().versioned().display())),
             Err(error) => differences.push(error.to_string()),

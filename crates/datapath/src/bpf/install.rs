@@ -20,7 +20,6 @@ use self::{
     new_pins::NewPins,
 };
 use super::{
-    handover,
     load::{LoadError, find_program, load_object, load_program, loader},
     map_spec::{RESIZABLE, SERVICE_COUNTS},
     object::ProgramSet,
@@ -31,6 +30,7 @@ use super::{
     service_counters,
     signals::SignalsBlocked,
     syscalls::{link_cgroup, obj_get},
+    takeover::{give_maps_back, retire},
     tracing,
 };
 
@@ -56,7 +56,7 @@ pub fn install(
     let result = install_all(pins, cgroup, features, set, &mut new_pins);
     if result.is_err() {
         new_pins.remove();
-        handover::give_back(pins, &Program::links());
+        give_maps_back(pins);
     }
     result
 }
@@ -97,7 +97,7 @@ fn install_all(
     if has_moved {
         free_tcp_places(&mut object)?;
     }
-    handover::retire(pins).map_err(InstallError::Handover)?;
+    retire(pins).map_err(InstallError::Takeover)?;
     if set == ProgramSet::Plain {
         remove_counts(pins)?;
     }

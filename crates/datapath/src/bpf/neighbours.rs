@@ -14,10 +14,10 @@ use aya_obj::generated::bpf_attach_type as AttachType;
 
 use super::{
     cgroups::cgroup_id,
-    handover::kept_programs,
     pins::PinDir,
     program::Program,
     syscalls::{effective_programs, link_cgroup, obj_get, program_name},
+    takeover::kept_programs,
 };
 
 /// Hooks, in the order of [`Program::ALL`].

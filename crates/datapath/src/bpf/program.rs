@@ -23,9 +23,23 @@ impl Program {
         Self { name: "cproxy_release", link: "sock_release" },
     ];
 
+    /// Behind a link's name while it is not yet in its place.
+    const NEW_SUFFIX: &str = "_new";
+
     /// The names of all links.
     #[must_use]
     pub fn links() -> [&'static str; Self::ALL.len()] {
         Self::ALL.map(|program| program.link)
+    }
+
+    /// The name under which its link is pinned before it takes the place of another one.
+    pub(super) fn new_link(&self) -> String {
+        format!("{}{}", self.link, Self::NEW_SUFFIX)
+    }
+
+    /// Whether a link has this name, or has it before it takes its place.
+    pub(super) fn has_link(name: &str) -> bool {
+        let name = name.strip_suffix(Self::NEW_SUFFIX).unwrap_or(name);
+        Self::ALL.iter().any(|program| program.link == name)
     }
 }

@@ -12,10 +12,10 @@ use rustix::net::sockopt::socket_cookie;
 
 use super::{
     error::{TableError, root_cause},
-    handover::kept_map,
     open::{Access, open_map},
     pins::PinDir,
     syscalls::array_elements,
+    takeover::kept_map,
 };
 
 /// The state of sockets that the programs keep.

@@ -303,6 +303,12 @@ pub(super) fn link_cgroup(link: BorrowedFd<'_>) -> io::Result<CgroupLink> {
     Ok(CgroupLink { cgroup_id: cgroup.cgroup_id, program_id: info.prog_id })
 }
 
+/// A pinned link, if anything is pinned there, and what it says of itself.
+pub(super) fn pinned_link(path: &Path) -> io::Result<Option<(CgroupLink, OwnedFd)>> {
+    let Some(link) = obj_get_if_any(path)? else { return Ok(None) };
+    Ok(Some((link_cgroup(link.as_fd())?, link)))
+}
+
 /// Largest number of programs at one hook of a cgroup (kernel/bpf/cgroup.c, `BPF_CGROUP_MAX_PROGS`).
 const CGROUP_PROGRAMS_MAX: usize = 64;
 

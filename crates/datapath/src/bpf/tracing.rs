@@ -6,6 +6,7 @@
 //! killed: the agent puts its own back at its next look, and so does the next tracer.
 
 mod directory;
+mod error;
 mod event;
 mod filter;
 mod switch;
@@ -13,7 +14,6 @@ mod switch;
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
-    path::PathBuf,
 };
 
 use aya::{
@@ -23,23 +23,24 @@ use aya::{
 use cproxy_ebpf::FrontendKey;
 
 pub(super) use self::{
-    directory::{DIRECTORY, remove_leftover, remove_pins_in},
+    directory::remove_leftover,
     switch::{is_tracing, replaced_program},
 };
 use self::{
-    directory::{is_at, lock, remove_names, remove_pins},
+    directory::{is_at, lock, remove_all, remove_pins},
     switch::{Slot, put_back, switch_in, switch_out},
 };
 pub use self::{
+    error::TraceError,
     event::TraceEvent,
     filter::{TraceDestination, TraceFilter},
 };
 use super::{
     error::root_cause,
-    load::{LoadError, find_program, load_object, load_program, loader, take_map},
+    load::{find_program, load_object, load_program, loader, take_map},
     map_spec::SERVICE_COUNTS,
     object::ProgramSet,
-    pins::{PinDir, PinError},
+    pins::PinDir,
     probe::Features,
     program::Program,
     service_counters::{self, CountsMap, ServiceCounters},
@@ -52,32 +53,6 @@ const EVENTS: &str = "TRACE_EVENTS";
 const FILTER: &str = "TRACE_FILTER";
 const ADDRESSES: &str = "TRACE_ADDRESSES";
 const LOST: &str = "TRACE_LOST";
-
-/// Failure to trace.
-#[derive(Debug, thiserror::Error)]
-pub enum TraceError {
-    /// There is nothing to trace.
-    #[error(transparent)]
-    Pins(#[from] PinError),
-    /// Another process traces.
-    #[error("{0} is in use by another cproxy trace: end it first")]
-    Busy(PathBuf),
-    /// The programs could not be loaded.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// A link, a program or a map could not be used.
-    #[error("{0}: {1}")]
-    Io(PathBuf, io::Error),
-    /// A link is gone.
-    #[error("{0} is gone: cproxy or its pins were removed")]
-    Removed(PathBuf),
-    /// A link still leads to a tracing program.
-    #[error(
-        "{0}: the agent's program could not be put back: {1}; a running agent does it within a minute, or run \
-         `cproxy trace` again"
-    )]
-    NotPutBack(PathBuf, io::Error),
-}
 
 /// The tracing set while it is switched in. Dropping it switches it out, without a report of errors.
 pub struct Tracing {
@@ -105,7 +80,7 @@ impl Tracing {
         let loaded = Self::load(pins, dir, features, filter);
         if loaded.is_err() {
             // The reason for removing is the error that is being reported.
-            remove_pins(pins).ok();
+            remove_all(pins).ok();
         }
         let mut loaded = loaded?;
         // From here on, dropping it undoes everything.
@@ -114,7 +89,7 @@ impl Tracing {
     }
 
     fn load(pins: &PinDir, dir: OwnedFd, features: Features, filter: &TraceFilter) -> Result<Self, TraceError> {
-        remove_names(pins)?;
+        remove_pins(pins)?;
         let mut loader = loader(features);
         loader.map_max_entries(SERVICE_COUNTS, service_counters::entries());
         for name in PinDir::map_names() {
@@ -184,7 +159,7 @@ impl Tracing {
         // All that can be put back are, before the first error is reported.
         let results: Vec<_> = self.slots.iter().map(|slot| switch_out(&self.pins, slot)).collect();
         results.into_iter().collect::<Result<(), _>>()?;
-        remove_pins(&self.pins).map_err(|error| TraceError::Io(directory, error))?;
+        remove_all(&self.pins).map_err(|error| TraceError::Io(directory, error))?;
         drop(dir);
         Ok(())
     }

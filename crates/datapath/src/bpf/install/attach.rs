@@ -18,11 +18,11 @@ use super::{
 };
 use crate::bpf::{
     error::root_cause,
-    handover,
     load::LoadedProgram,
-    pins::{NEW, PinDir},
+    pins::PinDir,
     program::Program,
-    syscalls::{link_update, obj_pin},
+    syscalls::{CgroupLink, link_update, obj_pin, pinned_link},
+    takeover::links_to_update,
 };
 
 /// Outcome for a program's link.
@@ -50,31 +50,40 @@ pub(super) fn attach(
     let dir = File::open(cgroup).map_err(|error| InstallError::Io(cgroup.to_owned(), error))?;
     let pin = pins.object(program.link);
     // A link that cannot be read is not replaced: programs of both would run, and sockets would lose their names.
-    let pinned = handover::pinned_link(&pin).map_err(|error| InstallError::Io(pin.clone(), error))?;
-    if let Some((id, link)) = &pinned
-        && is_of(*id, &dir)
+    let pinned = pinned_link(&pin).map_err(|error| InstallError::Io(pin.clone(), error))?;
+    if let Some((on, link)) = &pinned
+        && is_of(*on, &dir)
     {
         update(link, &loaded).map_err(failed)?;
         return Ok(Attached::Here);
     }
-    if pinned.is_none() {
-        let older = handover::link_to_update(pins, program.link);
-        let older = older.map_err(|(path, error)| InstallError::Io(path, error))?;
-        if let Some((_, link)) = older.filter(|(id, _)| is_of(*id, &dir)) {
-            new_pins.stay = true;
-            update(&link, &loaded).map_err(failed)?;
-            obj_pin(link.as_fd(), &pin).map_err(|error| InstallError::Io(pin.clone(), error))?;
-            return Ok(Attached::Here);
-        }
+    if pinned.is_none()
+        && let Some((_, link)) = older_link(pins, program)?.filter(|(on, _)| is_of(*on, &dir))
+    {
+        new_pins.stay = true;
+        update(&link, &loaded).map_err(failed)?;
+        obj_pin(link.as_fd(), &pin).map_err(|error| InstallError::Io(pin.clone(), error))?;
+        return Ok(Attached::Here);
     }
     // Sockets of a detached link keep their places, and the hooks run for them again. The agent frees the places of
     // those that were closed meanwhile, as it does for MPTCP.
-    let before = if pinned.is_none_or(|(id, _)| id == 0) { Attached::Here } else { Attached::Moved };
+    let before = if pinned.is_none_or(|(on, _)| on.cgroup_id == 0) { Attached::Here } else { Attached::Moved };
     let link = attach_anew(&mut loaded, &dir).map_err(failed)?;
     pin_over(link, program, pins, new_pins)?;
     Ok(before)
 }
 
+/// The link of an older layout that is to be updated.
+fn older_link(pins: &PinDir, program: Program) -> Result<Option<(CgroupLink, OwnedFd)>, InstallError> {
+    for path in links_to_update(pins, program.link) {
+        if let Some(link) = pinned_link(&path).map_err(|error| InstallError::Io(path, error))? {
+            return Ok(Some(link));
+        }
+    }
+    Ok(None)
+}
+
+/// Attaches the program beside those of others.
 fn attach_anew(loaded: &mut LoadedProgram<'_>, cgroup: &File) -> Result<FdLink, AttachError> {
     let mode = CgroupAttachMode::Single;
     Ok(match loaded {
@@ -89,15 +98,15 @@ fn attach_anew(loaded: &mut LoadedProgram<'_>, cgroup: &File) -> Result<FdLink, 
     })
 }
 
-/// Whether the id is that of the cgroup.
-fn is_of(id: u64, cgroup: &File) -> bool {
-    cgroup.metadata().is_ok_and(|cgroup| cgroup.ino() == id)
+/// Whether the link is on this cgroup.
+fn is_of(link: CgroupLink, cgroup: &File) -> bool {
+    cgroup.metadata().is_ok_and(|cgroup| cgroup.ino() == link.cgroup_id)
 }
 
 /// Pins a link by a rename, which replaces a link on another cgroup, even one that is gone. bpffs takes no names
 /// with dots (kernel/bpf/inode.c, `bpf_lookup`).
 fn pin_over(link: FdLink, program: Program, pins: &PinDir, new_pins: &mut NewPins) -> Result<(), InstallError> {
-    let (pin, temporary) = (pins.object(program.link), pins.object(&format!("{}{NEW}", program.link)));
+    let (pin, temporary) = (pins.object(program.link), pins.object(&program.new_link()));
     let failed = |path: &Path, error: &dyn std::error::Error| {
         InstallError::Io(path.to_owned(), io::Error::other(root_cause(error)))
     };

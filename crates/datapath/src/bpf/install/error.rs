@@ -30,7 +30,7 @@ pub enum InstallError {
     Attach(&'static str, PathBuf, AttachError),
     /// The rest of an older layout's table could not be removed.
     #[error("the table of an older layout was taken over, but not all of it removed: {0}")]
-    Handover(PinError),
+    Takeover(PinError),
     /// A file could not be used.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
@@ -40,7 +40,7 @@ impl InstallError {
     /// Whether another attempt on this machine would fail in the same way.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
-        !matches!(self, Self::FirstMaps(_) | Self::Handover(_) | Self::Io(..))
+        !matches!(self, Self::FirstMaps(_) | Self::Takeover(_) | Self::Io(..))
     }
 }
 

@@ -13,14 +13,11 @@ use std::{
 
 use rustix::{fs::FlockOperation, io::Errno};
 
-use super::TraceError;
+use super::error::TraceError;
 use crate::{
-    bpf::pins::{PinDir, list},
+    bpf::pins::{PinDir, TRACE_DIRECTORY, remove_pins_in, remove_with_pins},
     owned_dir,
 };
-
-/// Its name in the directory of the layout.
-pub(in crate::bpf) const DIRECTORY: &str = "trace";
 
 /// Time for which the agent may hold the lock while it looks for a tracer.
 const LOOK_MAX: Duration = Duration::from_millis(200);
@@ -28,7 +25,7 @@ const LOOK_MAX: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) fn directory(pins: &PinDir) -> PathBuf {
-    pins.object(DIRECTORY)
+    pins.object(TRACE_DIRECTORY)
 }
 
 pub(super) fn path(pins: &PinDir, name: &str) -> PathBuf {
@@ -77,27 +74,15 @@ pub(in crate::bpf) fn remove_leftover(pins: &PinDir) -> io::Result<()> {
     }
     let dir = owned_dir::open(&path)?;
     let is_ours = rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&dir, &path);
-    if is_ours { remove_pins_in(&path) } else { Ok(()) }
+    if is_ours { remove_with_pins(&path) } else { Ok(()) }
 }
 
 /// Removes the directory and all pins in it.
-pub(in crate::bpf) fn remove_pins_in(directory: &Path) -> io::Result<()> {
-    remove_names_in(directory)?;
-    match fs::remove_dir(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+pub(super) fn remove_all(pins: &PinDir) -> io::Result<()> {
+    remove_with_pins(&directory(pins))
 }
 
-pub(super) fn remove_pins(pins: &PinDir) -> io::Result<()> {
-    remove_pins_in(&directory(pins))
-}
-
-pub(super) fn remove_names(pins: &PinDir) -> Result<(), TraceError> {
-    remove_names_in(&directory(pins)).map_err(|error| TraceError::Io(directory(pins), error))
-}
-
-fn remove_names_in(directory: &Path) -> io::Result<()> {
-    let names = list(directory).map_err(|error| io::Error::other(error.to_string()))?;
-    names.iter().try_for_each(|name| fs::remove_file(directory.join(name)))
+/// Removes all pins in the directory.
+pub(super) fn remove_pins(pins: &PinDir) -> Result<(), TraceError> {
+    remove_pins_in(&directory(pins)).map_err(|error| TraceError::Io(directory(pins), error))
 }

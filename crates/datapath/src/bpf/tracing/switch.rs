@@ -10,8 +10,8 @@ use std::{
 };
 
 use super::{
-    TraceError,
     directory::{is_locked, path},
+    error::TraceError,
 };
 use crate::bpf::{
     pins::PinDir,
