@@ -5,6 +5,7 @@ mod requirement;
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     io,
     path::{Path, PathBuf},
 };
@@ -216,19 +217,25 @@ fn named(others: &[OtherProgram]) -> String {
 /// Requirements for closing stale sockets, which are otherwise left open and at best counted, and for freeing places.
 fn socket_requirements(pins: &PinDir) -> [Requirement; 5] {
     let Abilities { udp_diag, tcp_diag, destroy, storages, places } = sockets::probe(Some(pins));
-    let one = |name, can: Result<(), String>, detail: &str, loss: &str| {
-        optional(name, can.map_or_else(|reason| degraded(format!("{reason}; {loss}")), |()| ok(detail)))
-    };
     let left = "stale ones are counted and left open";
     let refused = "stale ones are counted and left open; UDP sockets that a Service without endpoints refused stay \
                    refused until they connect anew";
     [
-        one("udp_sockets", udp_diag, "can be listed", refused),
-        one("tcp_sockets", tcp_diag, "can be listed", left),
-        one("socket_destroy", destroy, "stale sockets can be closed", refused),
-        one("socket_state", storages, "can be read for all processes", "stale sockets are neither closed nor counted"),
-        one("tcp_places", places, "those of closed MPTCP sockets are freed", "closed MPTCP sockets keep theirs"),
+        ability("udp_sockets", udp_diag, "can be listed", refused),
+        ability("tcp_sockets", tcp_diag, "can be listed", left),
+        ability("socket_destroy", destroy, "stale sockets can be closed", refused),
+        ability(
+            "socket_state",
+            storages,
+            "can be read for all processes",
+            "stale sockets are neither closed nor counted",
+        ),
+        ability("tcp_places", places, "those of closed MPTCP sockets are freed", "closed MPTCP sockets keep theirs"),
     ]
+}
+
+fn ability<E: Display>(name: &str, can: Result<(), E>, detail: &str, loss: &str) -> Requirement {
+    optional(name, can.map_or_else(|reason| degraded(format!("{reason}; {loss}")), |()| ok(detail)))
 }
 
 /// Signs by which the agent notices that the VM was restored from a snapshot.

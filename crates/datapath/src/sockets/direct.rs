@@ -5,9 +5,11 @@ use std::{collections::HashMap, ops::ControlFlow};
 use cproxy_core::{Backend, Frontend, Protocol, RetiredBackends};
 
 use super::{
-    SocketsError, namespaces, no_proc, on_own_thread, owners,
+    error::{SocketsError, no_proc},
+    namespaces, owners,
     socket_lists::{ListedSocket, SocketLists},
     staleness::endpoint,
+    thread::on_own_thread,
 };
 use crate::bpf::{PinDir, SocketStates};
 
@@ -29,7 +31,7 @@ pub struct DirectSocket {
 /// # Errors
 /// /proc or the list of sockets could not be read.
 pub fn list_direct(pins: &PinDir, frontends: &[Frontend]) -> Result<Vec<DirectSocket>, SocketsError> {
-    owners::probe().map_err(SocketsError::Owners)?;
+    owners::check_access()?;
     let states = SocketStates::open(pins)?;
     on_own_thread(|| list_on_this_thread(&states, frontends))
 }

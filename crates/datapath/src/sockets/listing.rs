@@ -6,10 +6,12 @@ use cproxy_core::{Backend, Frontend, Protocol, RetiredBackends};
 use rustix::{net::sockopt::socket_cookie, process::Pid};
 
 use super::{
-    SocketsError, TRIES, namespaces, no_proc, on_own_thread,
+    error::{REPLACED_TRIES_MAX, SocketsError, no_proc},
+    namespaces,
     owners::{self, Descriptor},
     socket_lists::{ListedSocket, SocketLists},
     staleness::{StaleCheck, TranslationState, endpoint, is_stale},
+    thread::on_own_thread,
 };
 use crate::bpf::{KernelReader, PinDir, Serving, SocketStates, TableError};
 
@@ -64,8 +66,8 @@ pub struct Listing {
 /// # Errors
 /// The table, /proc, the list of sockets or their storage could not be read.
 pub fn list(pins: &PinDir) -> Result<Listing, SocketsError> {
-    owners::probe().map_err(SocketsError::Owners)?;
-    let mut tries = (0..TRIES).map(|_| list_once(pins));
+    owners::check_access()?;
+    let mut tries = (0..REPLACED_TRIES_MAX).map(|_| list_once(pins));
     let settled = tries.find(|result| !matches!(result, Err(SocketsError::Table(TableError::Replaced))));
     settled.unwrap_or(Err(SocketsError::Table(TableError::Replaced)))
 }

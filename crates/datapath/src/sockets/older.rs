@@ -2,11 +2,17 @@
 
 use cproxy_core::{Protocol, RetiredBackends};
 
-use super::{SocketsError, namespaces, no_proc, on_own_thread, socket_lists::SocketLists};
+use super::{
+    error::{SocketsError, no_proc},
+    namespaces,
+    socket_lists::SocketLists,
+    thread::on_own_thread,
+};
 use crate::bpf::{PinDir, SocketStates};
 
-/// Whether there may be such a socket: an open TCP socket with a peer.
-pub(crate) fn has_older_socket(pins: &PinDir) -> bool {
+/// Whether there may be such a socket: an open TCP socket with a peer. Blocks, usually for milliseconds.
+#[must_use]
+pub fn has_older_socket(pins: &PinDir) -> bool {
     // A socket that cannot be seen may be an older one.
     search(pins).unwrap_or(true)
 }

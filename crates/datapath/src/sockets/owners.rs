@@ -19,7 +19,10 @@ use rustix::{
     thread::{CapabilitySet, capabilities},
 };
 
-use super::processes::{Numbers, buffer, inode_at, is_gone, is_passing, open_directory, open_proc};
+use super::{
+    error::OwnersError,
+    processes::{Numbers, buffer, inode_at, is_gone, is_passing, open_directory, open_proc},
+};
 
 /// A descriptor of a process, for a socket.
 pub(super) struct Descriptor<'p> {
@@ -112,13 +115,13 @@ impl Process {
 }
 
 /// Fails without permission to search other users' processes, or any process.
-pub(super) fn probe() -> Result<(), String> {
+pub(super) fn check_access() -> Result<(), OwnersError> {
     // Nothing but internet sockets can be duplicated where calls are filtered.
     let own = [AddressFamily::INET, AddressFamily::INET6].map(|family| socket(family, SocketType::DGRAM, None));
     for own in own.into_iter().flatten() {
         let duplicate = pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
             .and_then(|pidfd| pidfd_getfd(&pidfd, own.as_raw_fd(), PidfdGetfdFlags::empty()));
-        duplicate.map_err(|error| format!("pidfd_getfd failed: {error}"))?;
+        duplicate.map_err(OwnersError::PidfdGetfd)?;
     }
     let effective = capabilities(None).map(|sets| sets.effective).unwrap_or(CapabilitySet::empty());
     // The second is for other network namespaces (setns(2)).
@@ -126,7 +129,7 @@ pub(super) fn probe() -> Result<(), String> {
         [(CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"), (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN")]
     {
         if !effective.contains(capability) {
-            return Err(format!("missing {name}: run cproxy as root"));
+            return Err(OwnersError::MissingCapability(name));
         }
     }
     Ok(())

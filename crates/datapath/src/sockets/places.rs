@@ -9,14 +9,14 @@ use std::{cell::RefCell, collections::HashSet, fs, io, time::Duration};
 
 use cproxy_core::{Protocol, TcpPlace};
 use cproxy_ebpf::TCP_PLACE_FREE;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::{
-    SocketsError,
     diag::{Diag, DumpedSocket},
     diag_message::{CONNECTED, DumpQuery, INET, INET6, SocketFamily},
+    error::{OwnersError, SocketsError, no_proc},
     namespaces::Visitor,
-    no_proc, on_own_thread, owners,
+    owners,
+    thread::{cpu_time, on_own_thread},
 };
 use crate::bpf::{PinDir, SocketStates};
 
@@ -54,7 +54,7 @@ pub struct GoneOwners {
 /// # Errors
 /// The owners, /proc or the list of sockets could not be read.
 pub fn find_missing_owners(pins: &PinDir) -> Result<MissingOwners, SocketsError> {
-    probe().map_err(SocketsError::Owners)?;
+    check_access()?;
     let owners = SocketStates::open(pins)?.tcp_owners().map_err(|error| SocketsError::Io("TCP_OWNERS", error))?;
     MissingOwners::of(&owners).look_on_own_thread()
 }
@@ -88,8 +88,7 @@ impl MissingOwners {
     fn look_on_own_thread(self) -> Result<Self, SocketsError> {
         on_own_thread(|| {
             let looked = self.look(remove_living)?;
-            let cpu: Duration = clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default();
-            Ok(Self { cpu: looked.cpu + cpu, ..looked })
+            Ok(Self { cpu: looked.cpu + cpu_time(), ..looked })
         })
     }
 
@@ -106,14 +105,12 @@ impl MissingOwners {
 }
 
 /// Fails if not all processes and their sockets can be seen.
-pub(super) fn probe() -> Result<(), String> {
-    owners::probe()?;
+pub(super) fn check_access() -> Result<(), OwnersError> {
+    owners::check_access()?;
     match fs::read_link("/proc/self/ns/pid") {
-        Ok(namespace) if namespace.as_os_str() != MACHINES_PID_NAMESPACE => {
-            Err("not in the machine's pid namespace".to_owned())
-        }
+        Ok(namespace) if namespace.as_os_str() != MACHINES_PID_NAMESPACE => Err(OwnersError::OtherPidNamespace),
         // A kernel without them (CONFIG_PID_NS) has one.
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!("/proc/self/ns/pid: {error}")),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(OwnersError::PidNamespace(error)),
         _ => Ok(()),
     }
 }

@@ -8,9 +8,9 @@ use cproxy_ebpf::Translation;
 use rustix::io::Errno;
 
 use super::{
-    SocketsError,
     diag::{Diag, DumpedSocket},
     diag_message::{CONNECTED, DumpQuery, INET, INET6, SocketFamily, SocketId, SocketInfo},
+    error::SocketsError,
     filter, proc_net,
 };
 

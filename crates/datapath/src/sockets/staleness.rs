@@ -6,14 +6,14 @@ use cproxy_core::{Address, Backend, Frontend, Protocol};
 use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, REFUSED_SLOT, Translation};
 use rustix::{fd::OwnedFd, net::sockopt::socket_protocol};
 
-use super::{SocketsError, diag_message::AddressPort, socket_lists::ListedSocket};
+use super::{diag_message::AddressPort, error::SocketsError, socket_lists::ListedSocket};
 use crate::bpf::{KernelReader, Serving, SetCache, SocketStates, encoding};
 
 /// The sets as of now, and the state that the programs keep of sockets.
 pub(super) struct StaleCheck<'t> {
     sets: SetCache<'t>,
     states: &'t SocketStates,
-    /// See [`super::Outcome::frontends`].
+    /// The first frontends of stale sockets; the last one tells that there are more than the others.
     pub(super) stale_frontends: [Option<Frontend>; 4],
 }
 

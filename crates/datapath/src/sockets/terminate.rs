@@ -1,32 +1,83 @@
-//! One pass that closes stale sockets. Its memory does not grow with the sockets of the machine.
+//! Passes over all sockets that close the stale ones. Their memory does not grow with the sockets of the machine.
 
 use std::{
     collections::{HashMap, HashSet},
     io,
     ops::ControlFlow,
     path::Path,
+    time::Duration,
 };
 
-use cproxy_core::{Protocol, Retired, RetiredBackends};
+use cproxy_core::{Frontend, Protocol, Retired};
 use cproxy_ebpf::Translation;
-use rustix::{fd::OwnedFd, io::Errno, net::sockopt::socket_cookie};
+use rustix::{fd::OwnedFd, net::sockopt::socket_cookie};
 
 use super::{
-    Outcome, SocketsError, namespaces, no_proc,
+    closing::{CloseCounts, KEPT_MAX, close_listed},
+    error::{REPLACED_TRIES_MAX, SocketsError, no_proc},
+    namespaces,
     owners::{self, Descriptor},
-    processes::is_passing,
     socket_lists::{ListedSocket, SocketLists},
     staleness::{StaleCheck, endpoint, protocol_of},
+    thread::{cpu_time, on_own_thread},
 };
-use crate::bpf::{KernelReader, SocketStates};
+use crate::bpf::{KernelReader, PinDir, SocketStates, TableError};
 
-/// Two sockets may have the same addresses (`SO_REUSEPORT`), and the kernel finds one of them at a time.
-const ROUNDS_MAX: u32 = 64;
-/// Maximum number of sockets in each collection: sought, suspected, to be closed.
-const KEPT_MAX: usize = 2_048;
+/// Outcome of a pass over all sockets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Sockets that were closed.
+    pub closed: u64,
+    /// Sockets that are stale and still open: this kernel cannot close them.
+    pub left: u64,
+    /// Network namespaces that were searched.
+    pub namespaces: u32,
+    /// Network namespaces and processes without permission to search them.
+    pub unseen: u32,
+    /// First frontends of the stale sockets; the last one tells that there are more than the others.
+    pub frontends: [Option<Frontend>; 4],
+    /// CPU time of the pass.
+    pub cpu: Duration,
+}
+
+/// Closes the stale sockets of the machine that are connected to backends that have retired, once. Blocks, usually for
+/// a millisecond. It takes root: sockets of all processes, in all network namespaces.
+///
+/// Call it when the table is complete: to a UDP socket, a frontend that is missing is one that is gone.
+///
+/// # Errors
+/// The table, /proc or the list of sockets could not be read.
+pub fn terminate_stale(pins: &PinDir, retired: &Retired) -> Result<Outcome, SocketsError> {
+    if retired.is_empty() {
+        return Ok(Outcome::default());
+    }
+    let (mut closed, mut cpu, mut frontends) = (0, Duration::ZERO, Default::default());
+    for _ in 0..REPLACED_TRIES_MAX {
+        let (outcome, failure) = terminate_once(pins, retired)?;
+        closed += outcome.closed;
+        cpu += outcome.cpu;
+        if outcome.closed != 0 {
+            frontends = outcome.frontends;
+        }
+        match failure {
+            Some(SocketsError::Table(TableError::Replaced)) => {}
+            Some(error) => return Err(error),
+            None => return Ok(Outcome { closed, cpu, frontends, ..outcome }),
+        }
+    }
+    Err(TableError::Replaced.into())
+}
+
+fn terminate_once(pins: &PinDir, retired: &Retired) -> Result<(Outcome, Option<SocketsError>), SocketsError> {
+    let (reader, states) = (KernelReader::open(pins)?, SocketStates::open(pins)?);
+    on_own_thread(|| {
+        let (outcome, failure) = TerminationPass::new(&reader, &states, retired).run();
+        Ok((Outcome { cpu: cpu_time(), ..outcome }, failure))
+    })
+}
 
 /// A pass under way. It enters network namespaces: the calling thread ends in another one than it began.
-pub(super) struct TerminationPass<'t> {
+struct TerminationPass<'t> {
     check: StaleCheck<'t>,
     states: &'t SocketStates,
     retired: &'t Retired,
@@ -56,15 +107,8 @@ struct OwnedSocket {
     asked: Vec<Translation>,
 }
 
-/// Numbers of stale sockets that were closed and left open.
-#[derive(Clone, Copy, Debug, Default)]
-struct Terminated {
-    closed: u64,
-    left: u64,
-}
-
 impl<'t> TerminationPass<'t> {
-    pub(super) fn new(reader: &'t KernelReader, states: &'t SocketStates, retired: &'t Retired) -> Self {
+    fn new(reader: &'t KernelReader, states: &'t SocketStates, retired: &'t Retired) -> Self {
         // It is the same kernel in all network namespaces.
         let is_by_owners = |protocol: Protocol| match protocol {
             Protocol::Udp => true,
@@ -85,7 +129,7 @@ impl<'t> TerminationPass<'t> {
     }
 
     /// First the kernel's lists, then, where those name sockets, their owners.
-    pub(super) fn run(mut self) -> (Outcome, Option<SocketsError>) {
+    fn run(mut self) -> (Outcome, Option<SocketsError>) {
         let refused = namespaces::visit_all(|_| {
             self.outcome.namespaces += 1;
             self.visit();
@@ -184,8 +228,8 @@ impl<'t> TerminationPass<'t> {
         self.record(toured.map_err(no_proc));
     }
 
-    fn count(&mut self, done: Result<Terminated, SocketsError>) {
-        if let Some(Terminated { closed, left }) = self.record(done) {
+    fn count(&mut self, done: Result<CloseCounts, SocketsError>) {
+        if let Some(CloseCounts { closed, left }) = self.record(done) {
             self.outcome.closed += closed;
             self.outcome.left += left;
         }
@@ -231,75 +275,6 @@ impl OwnedSocket {
     fn is(&self, entry: &ListedSocket) -> bool {
         self.protocol == entry.kind.protocol && entry.id.is_none_or(|id| id.cookie() == self.cookie)
     }
-}
-
-/// Closes the stale ones among the sockets of a protocol that are connected to these peers.
-fn close_listed(
-    lists: &mut SocketLists<'_>,
-    protocol: Protocol,
-    peers: &RetiredBackends,
-    has_subflows: bool,
-    is_stale: &mut dyn FnMut(&ListedSocket) -> bool,
-) -> Result<Terminated, SocketsError> {
-    let mut all = Terminated::default();
-    for number in 1..=ROUNDS_MAX {
-        let (mut stale, mut kept) = (0, Vec::new());
-        lists.each(protocol, peers, &mut |entry| {
-            if is_stale(entry) {
-                stale += 1;
-                if kept.len() < KEPT_MAX {
-                    kept.push(*entry);
-                }
-            }
-        })?;
-        let is_more = stale > kept.len() as u64;
-        let (mut missed, mut failure) = (0, None);
-        kept.retain(|entry| {
-            // The list was long, and its backend may be back by now.
-            if !is_stale(entry) {
-                stale -= 1;
-                return false;
-            }
-            match entry.id.map(|id| lists.destroy(entry.kind, &id)) {
-                Some(Ok(())) => true,
-                outcome => {
-                    let error = outcome.and_then(Result::err);
-                    missed += u32::from(error == Some(Errno::NOENT));
-                    failure = failure.or(error.filter(|error| is_passing(&(*error).into())));
-                    false
-                }
-            }
-        });
-        if let Some(error) = failure {
-            return Err(SocketsError::Close(error));
-        }
-        let closed = kept.len() as u64;
-        all = Terminated { closed: all.closed + closed, left: stale - closed };
-        if has_subflows && closed != 0 {
-            close_subflows(lists, protocol, kept.iter().map(|entry| entry.info.inode).collect())?;
-        }
-        // Sockets that the first round missed have mostly ended by themselves.
-        if !(is_more || missed != 0) || (number > 1 && closed == 0) {
-            break;
-        }
-    }
-    Ok(all)
-}
-
-/// An MPTCP connection goes on while it has any subflow. All of them have its inode; a TCP socket's is its own.
-fn close_subflows(lists: &mut SocketLists<'_>, protocol: Protocol, mut of: HashSet<u64>) -> Result<(), SocketsError> {
-    of.remove(&0);
-    let mut others = Vec::new();
-    lists.each(protocol, &RetiredBackends::Any, &mut |entry| {
-        if of.contains(&entry.info.inode) && others.len() < KEPT_MAX {
-            others.push(*entry);
-        }
-    })?;
-    for ListedSocket { kind, id, .. } in others {
-        // It may have gone by itself.
-        id.and_then(|id| lists.destroy(kind, &id).ok());
-    }
-    Ok(())
 }
 
 /// Records the first failure: the socket that it concerns is left alone, and all others are not.
