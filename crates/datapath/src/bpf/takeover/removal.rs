@@ -3,13 +3,10 @@
 use std::{fs, os::fd::AsFd};
 
 use super::kept::{has_kept, has_kept_of};
-use crate::{
-    bpf::{
-        pins::{PinDir, PinError, TRACE_DIRECTORY, list, remove_if_empty, remove_with_pins},
-        predecessors::{PREDECESSORS, Predecessor},
-        syscalls::{link_detach, link_id, obj_get, obj_get_if_any},
-    },
-    sockets::has_older_socket,
+use crate::bpf::{
+    pins::{PinDir, PinError, TRACE_DIRECTORY, list, remove_if_empty, remove_with_pins},
+    predecessors::{PREDECESSORS, Predecessor},
+    syscalls::{link_detach, link_id, obj_get, obj_get_if_any},
 };
 
 /// Removes what is left of older layouts once all programs are attached, apart from what their sockets need.
@@ -21,11 +18,12 @@ pub(in crate::bpf) fn retire(pins: &PinDir) -> Result<(), PinError> {
     Ok(())
 }
 
-/// Removes what is kept of older layouts if no socket needs it any more. Returns whether something is left.
+/// Removes what is kept of older layouts if no socket needs it any more, as `has_older_socket` tells. Returns whether
+/// something is left.
 ///
 /// # Errors
 /// A file could not be removed.
-pub fn end_takeover(pins: &PinDir) -> Result<bool, PinError> {
+pub fn end_takeover(pins: &PinDir, has_older_socket: impl FnOnce(&PinDir) -> bool) -> Result<bool, PinError> {
     if !has_kept(pins) {
         return Ok(false);
     }
