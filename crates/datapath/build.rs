@@ -10,9 +10,9 @@
 use std::{
     collections::HashMap,
     env,
-    fmt::Display,
     fs::{self, File},
     io,
+    num::TryFromIntError,
     path::{Path, PathBuf},
     process::{Command, exit},
     time::SystemTime,
@@ -29,23 +29,51 @@ const LEVEL: i32 = 22;
 /// Distance of repetitions, as a power of two: both sets are within it.
 const WINDOW_LOG: u32 = 19;
 const TARGET: &str = "bpfel-unknown-none";
-const MISSING: &str = "the eBPF programs need a toolchain of their own: run `cargo xtask setup` once";
-
 /// Variable without which a debug build goes on without programs. `cargo xtask` sets it where it compiles ahead of the
 /// toolchain: everything above this crate would be compiled twice.
 const REQUIRED: &str = "CPROXY_PROGRAMS_REQUIRED";
 
+/// Failure to build and embed the programs.
+#[derive(Debug, thiserror::Error)]
+enum BuildError {
+    #[error("cargo did not set {0}")]
+    NoVariable(&'static str),
+    #[error("the crate is not in its workspace")]
+    NoWorkspace,
+    #[error("the eBPF programs need a toolchain of their own: run `cargo xtask setup` once")]
+    NoToolchain,
+    #[error("cannot run {0}: {1}")]
+    Run(String, io::Error),
+    #[error("the eBPF programs do not build; if the toolchain has changed, run `cargo xtask setup`")]
+    Programs,
+    #[error("packing {0}: {1}")]
+    Pack(&'static str, PackError),
+    #[error("{path}: {1}", path = .0.display())]
+    File(PathBuf, io::Error),
+    #[error("{path}: {1}", path = .0.display())]
+    Object(PathBuf, object::build::Error),
+}
+
+/// Failure to pack a set.
+#[derive(Debug, thiserror::Error)]
+enum PackError {
+    #[error(transparent)]
+    Length(#[from] TryFromIntError),
+    #[error("{}", zstd_safe::get_error_name(*.0))]
+    Zstd(zstd_safe::ErrorCode),
+}
+
 fn main() {
-    if let Err(sentence) = run() {
-        println!("cargo::error={sentence}");
+    if let Err(error) = run() {
+        println!("cargo::error={error}");
         exit(1);
     }
 }
 
-fn run() -> Result<(), String> {
+fn run() -> Result<(), BuildError> {
     let out_dir = PathBuf::from(variable("OUT_DIR")?);
     let manifest_dir = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
-    let workspace = manifest_dir.ancestors().nth(2).ok_or("the crate is not in its workspace")?;
+    let workspace = manifest_dir.ancestors().nth(2).ok_or(BuildError::NoWorkspace)?;
     for path in ["cproxy-ebpf/src", "cproxy-ebpf/Cargo.toml", "Cargo.lock"] {
         println!("cargo::rerun-if-changed={}", workspace.join(path).display());
     }
@@ -53,9 +81,12 @@ fn run() -> Result<(), String> {
     let Some(toolchain) = Toolchain::read()? else {
         println!("cargo::rerun-if-env-changed={REQUIRED}");
         if variable("PROFILE")? == "release" || env::var_os(REQUIRED).is_some() {
-            return Err(MISSING.to_owned());
+            return Err(BuildError::NoToolchain);
         }
-        println!("cargo::warning=built without the eBPF programs and without the tests of them; {MISSING}");
+        println!(
+            "cargo::warning=built without the eBPF programs and without the tests of them; {}",
+            BuildError::NoToolchain
+        );
         return wait_for_setup(workspace);
     };
     println!("cargo::rustc-cfg=has_programs");
@@ -64,8 +95,8 @@ fn run() -> Result<(), String> {
     for (feature, name) in SETS {
         let programs = build_set(&toolchain, workspace, feature)?;
         let output = out_dir.join(name);
-        let packed = packed(&programs, &before).map_err(|error| format!("packing {name}: {error}"))?;
-        fs::write(&output, packed).map_err(|error| format!("{}: {error}", output.display()))?;
+        let packed = packed(&programs, &before).map_err(|error| BuildError::Pack(name, error))?;
+        fs::write(&output, packed).map_err(|error| BuildError::File(output, error))?;
         before = programs;
     }
     Ok(())
@@ -73,7 +104,7 @@ fn run() -> Result<(), String> {
 
 /// Lets the build run again once there is a toolchain. Cargo takes a missing file as changed each time and so cannot
 /// watch for the one that setup writes; it watches a file that setup removes.
-fn wait_for_setup(workspace: &Path) -> Result<(), String> {
+fn wait_for_setup(workspace: &Path) -> Result<(), BuildError> {
     let file = workspace.join("target/ebpf/without-toolchain");
     println!("cargo::rerun-if-changed={}", file.display());
     // Older than this build, or cargo would think it changed meanwhile.
@@ -82,33 +113,31 @@ fn wait_for_setup(workspace: &Path) -> Result<(), String> {
     match aged.map_err(|error| error.kind()) {
         // In a checkout of another user, the build runs each time.
         Ok(()) | Err(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => Ok(()),
-        Err(kind) => Err(format!("{}: {kind}", file.display())),
+        Err(kind) => Err(BuildError::File(file, kind.into())),
     }
 }
 
 /// Builds a set, and returns its object.
-fn build_set(toolchain: &Toolchain, workspace: &Path, feature: &str) -> Result<Vec<u8>, String> {
+fn build_set(toolchain: &Toolchain, workspace: &Path, feature: &str) -> Result<Vec<u8>, BuildError> {
     // Shared by all profiles of the agent: the programs are the same for each.
     let target_dir = workspace.join("target/ebpf");
     toolchain.build(workspace, &target_dir, feature)?;
     let built = target_dir.join(TARGET).join("release").join(PROGRAMS);
-    let failed = |error: &dyn Display| format!("{}: {error}", built.display());
-    let programs = fs::read(&built).map_err(|error| failed(&error))?;
-    without_debug_sections(&programs).map_err(|error| failed(&error))
+    let programs = fs::read(&built).map_err(|error| BuildError::File(built.clone(), error))?;
+    without_debug_sections(&programs).map_err(|error| BuildError::Object(built, error))
 }
 
 /// The programs as the agent embeds them: their length as four bytes, the lowest first, and a zstd frame (RFC 8878) for
 /// whose decoder `before` is the content that came before.
-fn packed(programs: &[u8], before: &[u8]) -> Result<Vec<u8>, String> {
-    let text = |code| zstd_safe::get_error_name(code).to_owned();
-    let length = u32::try_from(programs.len()).map_err(|error| error.to_string())?;
+fn packed(programs: &[u8], before: &[u8]) -> Result<Vec<u8>, PackError> {
+    let length = u32::try_from(programs.len())?;
     let mut encoder = CCtx::create();
     for parameter in [CParameter::CompressionLevel(LEVEL), CParameter::WindowLog(WINDOW_LOG)] {
-        encoder.set_parameter(parameter).map_err(text)?;
+        encoder.set_parameter(parameter).map_err(PackError::Zstd)?;
     }
-    encoder.ref_prefix(before).map_err(text)?;
+    encoder.ref_prefix(before).map_err(PackError::Zstd)?;
     let mut frame = Vec::with_capacity(zstd_safe::compress_bound(programs.len()));
-    encoder.compress2(&mut frame, programs).map_err(text)?;
+    encoder.compress2(&mut frame, programs).map_err(PackError::Zstd)?;
     Ok([&length.to_le_bytes(), frame.as_slice()].concat())
 }
 
@@ -141,7 +170,7 @@ struct Toolchain {
 
 impl Toolchain {
     /// `None` where no setup has written one down.
-    fn read() -> Result<Option<Self>, String> {
+    fn read() -> Result<Option<Self>, BuildError> {
         for name in CACHE_VARIABLES {
             println!("cargo::rerun-if-env-changed={name}");
         }
@@ -149,7 +178,7 @@ impl Toolchain {
         let Ok(text) = fs::read_to_string(&path) else { return Ok(None) };
         println!("cargo::rerun-if-changed={}", path.display());
         let values: HashMap<_, _> = text.lines().filter_map(|line| line.split_once('=')).collect();
-        let value = |key: &str| values.get(key).map(|value| (*value).to_owned()).ok_or_else(|| MISSING.to_owned());
+        let value = |key: &str| values.get(key).map(|value| (*value).to_owned()).ok_or(BuildError::NoToolchain);
         let found = Self {
             cargo: value("cargo")?,
             rustc: value("rustc")?,
@@ -157,10 +186,10 @@ impl Toolchain {
             is_stable: value("bootstrap")? == "1",
         };
         let all_exist = [&found.cargo, &found.rustc, &found.linker].iter().all(|path| Path::new(path).exists());
-        if all_exist { Ok(Some(found)) } else { Err(MISSING.to_owned()) }
+        if all_exist { Ok(Some(found)) } else { Err(BuildError::NoToolchain) }
     }
 
-    fn build(&self, workspace: &Path, target_dir: &Path, feature: &str) -> Result<(), String> {
+    fn build(&self, workspace: &Path, target_dir: &Path, feature: &str) -> Result<(), BuildError> {
         let mut command = Command::new(&self.cargo);
         command.current_dir(workspace).args(["build", "--release", "--package", "cproxy-ebpf", "--bin", PROGRAMS]);
         command.args(["--features", feature, "--target", TARGET, "-Z", "build-std=core", "--target-dir"]);
@@ -184,20 +213,20 @@ impl Toolchain {
         if self.is_stable {
             command.env("RUSTC_BOOTSTRAP", "1");
         }
-        let output = command.output().map_err(|error| format!("cannot run {}: {error}", self.cargo))?;
+        let output = command.output().map_err(|error| BuildError::Run(self.cargo.clone(), error))?;
         if output.status.success() {
             return Ok(());
         }
         for line in String::from_utf8_lossy(&output.stderr).lines() {
             println!("cargo::warning={line}");
         }
-        Err("the eBPF programs do not build; if the toolchain has changed, run `cargo xtask setup`".to_owned())
+        Err(BuildError::Programs)
     }
 
     /// Directory of the compiler, with the sources of `core`.
-    fn sysroot(&self) -> Result<String, String> {
+    fn sysroot(&self) -> Result<String, BuildError> {
         let output = Command::new(&self.rustc).args(["--print", "sysroot"]).output();
-        let output = output.map_err(|error| format!("cannot run {}: {error}", self.rustc))?;
+        let output = output.map_err(|error| BuildError::Run(self.rustc.clone(), error))?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
@@ -209,7 +238,7 @@ impl Toolchain {
     }
 
     /// The kernel's type information of the programs names their sources: by names that are the same on each machine.
-    fn rustflags(&self, workspace: &Path) -> Result<String, String> {
+    fn rustflags(&self, workspace: &Path) -> Result<String, BuildError> {
         let architecture = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_else(|_| "x86_64".to_owned());
         let flags = [
             &format!("--cfg=bpf_target_arch=\"{architecture}\""),
@@ -234,6 +263,6 @@ fn cache_dir() -> Option<PathBuf> {
     ours.or_else(|| xdg.map(|dir| dir.join("cproxy"))).or_else(|| home.map(|dir| dir.join(".cache/cproxy")))
 }
 
-fn variable(name: &str) -> Result<String, String> {
-    env::var(name).map_err(|_| format!("cargo did not set {name}"))
+fn variable(name: &'static str) -> Result<String, BuildError> {
+    env::var(name).map_err(|_| BuildError::NoVariable(name))
 }
