@@ -13,7 +13,7 @@ use std::{
 use cproxy_core::counted;
 use cproxy_datapath::{
     bpf::{
-        self, CGROUPS_MAX, Environment, Features, KernelReader, MapType, Mount, Neighbours, OtherProgram, PinDir,
+        self, CGROUPS_MAX, Environment, Features, HookPrograms, KernelReader, MapType, Mount, OtherProgram, PinDir,
         Program, ROOT_CGROUP_ID, Scope,
     },
     sockets::{self, Abilities},
@@ -173,7 +173,7 @@ fn is_served(pins: &PinDir) -> bool {
 /// Programs of others at our hooks, in the cgroup of the programs and in those below it.
 fn other_programs(pins: &PinDir, cgroup: Option<&(Mount, Scope)>) -> CheckResult {
     let Some((Mount::Present(dir), _)) = cgroup else { return ok("none: cgroup2 is not mounted yet") };
-    let Neighbours { others, without_ours, cgroups, is_cut } = bpf::neighbours(pins, dir, CGROUPS_MAX);
+    let HookPrograms { others, without_ours, cgroups, is_cut } = bpf::hook_programs(pins, dir, CGROUPS_MAX);
     if let Some(lost) = without_ours {
         return degraded(format!(
             "{} is below the programs' cgroup, and not all of them run there: start `cproxy run` again",

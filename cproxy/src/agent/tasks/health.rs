@@ -22,7 +22,7 @@ use cproxy_core::Exclusions;
 use cproxy_daemon::{FileChanges, Tasks};
 use cproxy_datapath::{
     bpf::{
-        Attachments, Environment, Mount, PinLock, ProcessCgroup, ROOT_CGROUP_ID, cgroup_id, neighbours, restore_lock,
+        Attachments, Environment, Mount, PinLock, ProcessCgroup, ROOT_CGROUP_ID, cgroup_id, hook_programs, restore_lock,
     },
     canary::Route,
 };
@@ -345,7 +345,7 @@ impl HealthChecker {
 
     /// Programs of others at the same hooks, as text behind a symptom.
     fn others(&self) -> String {
-        let others = neighbours(self.lock.pins(), &self.environment.cgroup, 1).others;
+        let others = hook_programs(self.lock.pins(), &self.environment.cgroup, 1).others;
         let others: Vec<_> = others.iter().map(ToString::to_string).collect();
         if others.is_empty() { String::new() } else { format!("; others there: {}", others.join("; ")) }
     }

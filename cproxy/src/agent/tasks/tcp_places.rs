@@ -137,7 +137,7 @@ impl TcpPlaceSweeper {
         if !missing.is_empty() {
             tokio::time::sleep(MissingOwners::PAUSE).await;
         }
-        let mut found = blocking(move || missing.look_again()).await?;
+        let mut found = blocking(move || missing.search_again()).await?;
         self.watch.unseen.store(found.unseen.into(), Ordering::Relaxed);
         let gone = std::mem::take(&mut found.places);
         tracing::debug!("{} TCP sockets with a place have gone, {} have not", gone.len(), found.kept);

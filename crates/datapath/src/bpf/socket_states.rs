@@ -20,9 +20,9 @@ use super::{
 
 /// The state of sockets that the programs keep.
 pub struct SocketStates {
-    places: Places,
+    places: TcpPlaces,
     /// Places of an older layout, whose sockets keep them.
-    older_places: Option<Places>,
+    older_places: Option<TcpPlaces>,
     sockets: SkStorage<MapData, SocketState>,
     udp_sockets: SkStorage<MapData, UdpState>,
     /// `SOCKETS` once more: its descriptor goes into requests for lists of sockets.
@@ -36,8 +36,8 @@ impl SocketStates {
     /// One is missing or may not be used.
     pub fn open(pins: &PinDir) -> Result<Self, TableError> {
         Ok(Self {
-            places: Places::open(|name| pins.object(name))?,
-            older_places: Places::open_kept(pins)?,
+            places: TcpPlaces::open(|name| pins.object(name))?,
+            older_places: TcpPlaces::open_kept(pins)?,
             sockets: open(pins.object("SOCKETS"), Map::SkStorage)?,
             udp_sockets: open(pins.object("UDP_SOCKETS"), Map::SkStorage)?,
             storage: open_read_only(&pins.object("SOCKETS"))?,
@@ -104,12 +104,12 @@ impl SocketStates {
 }
 
 /// Places of TCP sockets: their owners and peers.
-struct Places {
+struct TcpPlaces {
     owners: Array<MapData, u64>,
     peers: Array<MapData, Translation>,
 }
 
-impl Places {
+impl TcpPlaces {
     fn open(path_of: impl Fn(&str) -> PathBuf) -> Result<Self, TableError> {
         Ok(Self { owners: open(path_of("TCP_OWNERS"), Map::Array)?, peers: open(path_of("TCP_PEERS"), Map::Array)? })
     }

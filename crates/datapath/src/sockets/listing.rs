@@ -128,8 +128,8 @@ impl ListingPass {
         lists.each(protocol, &RetiredBackends::Any, &mut |entry| {
             let mut state = None;
             if protocol == Protocol::Tcp && entry.id.is_some() {
-                let asked = check.translation_of_listed(entry);
-                match asked.and_then(|asked| check.resolve(asked.as_slice(), entry.info.peer, protocol)) {
+                let translation = check.translation_of_listed(entry);
+                match translation.and_then(|found| check.resolve(found.as_slice(), entry.info.peer, protocol)) {
                     Ok(None) => return,
                     Ok(known) => state = known,
                     Err(error) => return failed = Err(error),
@@ -176,8 +176,8 @@ impl PendingSocket {
         if self.state.is_some() {
             return Ok(self.state);
         }
-        let asked = check.translations_of(socket, kind.protocol)?;
-        check.resolve(&asked, info.peer, kind.protocol)
+        let translations = check.translations_of(socket, kind.protocol)?;
+        check.resolve(&translations, info.peer, kind.protocol)
     }
 }
 

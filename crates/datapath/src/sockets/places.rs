@@ -1,8 +1,8 @@
-//! Places of TCP sockets that no living socket has any more. The sockets behind an MPTCP connection, and others that
+//! Places of TCP sockets whose owners are closed. The sockets behind an MPTCP connection, and others that
 //! the kernel opens for itself, end without the hook that frees a place (docs/decisions/020).
 //!
 //! A living socket is one that the kernel lists: only such a socket has a peer to show. Between its connect hook and
-//! its place in the list there are microseconds, so an owner counts as gone only if two looks miss it. A look that
+//! its place in the list there are microseconds, so an owner counts as gone only if two searches miss it. A search that
 //! could not see everything finds nothing.
 
 use std::{cell::RefCell, collections::HashSet, fs, io, time::Duration};
@@ -26,7 +26,7 @@ const SYN_RECV: u32 = 1 << 3;
 /// `PROC_PID_INIT_INO` (include/linux/proc_ns.h).
 const MACHINES_PID_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Places whose owners one look has missed.
+/// Places whose owners one search has missed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MissingOwners {
     places: Vec<TcpPlace>,
@@ -36,7 +36,7 @@ pub struct MissingOwners {
     cpu: Duration,
 }
 
-/// Places whose owners have gone: two looks have missed them.
+/// Places whose owners have gone: two searches have missed them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GoneOwners {
     /// The places.
@@ -45,58 +45,61 @@ pub struct GoneOwners {
     pub kept: u32,
     /// Network namespaces and processes that could not be searched; if there are any, no owner counts as gone.
     pub unseen: u32,
-    /// CPU time of the looks.
+    /// CPU time of the searches.
     pub cpu: Duration,
 }
 
-/// Looks for the owners of the places of TCP sockets. Blocks for milliseconds.
+/// Searches for the owners of the places of TCP sockets. Blocks for milliseconds.
 ///
 /// # Errors
 /// The owners, /proc or the list of sockets could not be read.
 pub fn find_missing_owners(pins: &PinDir) -> Result<MissingOwners, SocketsError> {
     check_access()?;
     let owners = SocketStates::open(pins)?.tcp_owners().map_err(|error| SocketsError::Io("TCP_OWNERS", error))?;
-    MissingOwners::of(&owners).look_on_own_thread()
+    MissingOwners::of(&owners).search_on_own_thread()
 }
 
 impl MissingOwners {
-    /// Time between the two looks: a thread that is denied a CPU in the middle of connect() gets on within it.
+    /// Time between the two searches: a thread that is denied a CPU in the middle of connect() gets on within it.
     pub const PAUSE: Duration = Duration::from_secs(1);
 
-    /// All owners, before the first look.
+    /// All owners, before the first search.
     fn of(owners: &[u64]) -> Self {
         let places = owners.iter().zip(0..).map(|(&owner, place)| TcpPlace { place, owner });
         Self { places: places.filter(|place| place.owner != TCP_PLACE_FREE).collect(), ..Self::default() }
     }
 
-    /// True if the look has missed none.
+    /// True if the search has missed none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// Looks for them once more, after [`Self::PAUSE`]; not at all if there are none. Blocks for milliseconds.
+    /// Searches for them once more, after [`Self::PAUSE`]; not at all if there are none. Blocks for milliseconds.
     ///
     /// # Errors
     /// As [`find_missing_owners`].
-    pub fn look_again(self) -> Result<GoneOwners, SocketsError> {
-        let looked = if self.is_empty() { self } else { self.look_on_own_thread()? };
-        let Self { places, kept, unseen, cpu } = looked;
+    pub fn search_again(self) -> Result<GoneOwners, SocketsError> {
+        let searched = if self.is_empty() { self } else { self.search_on_own_thread()? };
+        let Self { places, kept, unseen, cpu } = searched;
         Ok(GoneOwners { places, kept, unseen, cpu })
     }
 
-    fn look_on_own_thread(self) -> Result<Self, SocketsError> {
+    fn search_on_own_thread(self) -> Result<Self, SocketsError> {
         on_own_thread(|| {
-            let looked = self.look(remove_living)?;
-            Ok(Self { cpu: looked.cpu + cpu_time(), ..looked })
+            let searched = self.search(remove_living)?;
+            Ok(Self { cpu: searched.cpu + cpu_time(), ..searched })
         })
     }
 
-    /// Keeps the owners that a look misses. `look` removes the cookies of living sockets, and returns the number of
-    /// places that it could not look into.
-    fn look(mut self, look: impl FnOnce(&mut HashSet<u64>) -> Result<u32, SocketsError>) -> Result<Self, SocketsError> {
+    /// Keeps the owners that a search misses. `remove_living` removes the cookies of living sockets, and returns the
+    /// number of network namespaces and processes that it could not search.
+    fn search(
+        mut self,
+        remove_living: impl FnOnce(&mut HashSet<u64>) -> Result<u32, SocketsError>,
+    ) -> Result<Self, SocketsError> {
         let mut missing = self.places.iter().map(|place| place.owner).collect();
-        self.unseen = look(&mut missing)?;
+        self.unseen = remove_living(&mut missing)?;
         let before = self.places.len();
         self.places.retain(|place| self.unseen == 0 && missing.contains(&place.owner));
         self.kept += (before - self.places.len()) as u32;
@@ -149,13 +152,13 @@ fn remove_listed(cookies: &mut HashSet<u64>) -> Result<(), SocketsError> {
 mod tests {
     use super::*;
 
-    /// The look that sees some sockets, but not everything if `unseen` is not 0.
-    fn look(missing: MissingOwners, seen: &[u64], unseen: u32) -> MissingOwners {
-        let look = |cookies: &mut HashSet<u64>| {
+    /// The search that sees some sockets, but not everything if `unseen` is not 0.
+    fn search(missing: MissingOwners, seen: &[u64], unseen: u32) -> MissingOwners {
+        let remove_living = |cookies: &mut HashSet<u64>| {
             cookies.retain(|cookie| !seen.contains(cookie));
             Ok(unseen)
         };
-        missing.look(look).unwrap()
+        missing.search(remove_living).unwrap()
     }
 
     fn owners(missing: &MissingOwners) -> Vec<(u32, u64)> {
@@ -163,32 +166,32 @@ mod tests {
     }
 
     #[test]
-    fn owners_have_gone_if_neither_look_has_seen_them() {
-        let first = look(MissingOwners::of(&[0, 10, 20, 0, 30, 40]), &[10, 99], 0);
+    fn owners_have_gone_if_neither_search_has_seen_them() {
+        let first = search(MissingOwners::of(&[0, 10, 20, 0, 30, 40]), &[10, 99], 0);
         assert_eq!((owners(&first), first.kept), (vec![(2, 20), (4, 30), (5, 40)], 1));
-        let second = look(first, &[20, 10], 0);
+        let second = search(first, &[20, 10], 0);
         assert_eq!((owners(&second), second.kept), (vec![(4, 30), (5, 40)], 2));
     }
 
     #[test]
-    fn there_is_no_second_look_for_owners_that_live() {
-        let first = look(MissingOwners::of(&[10, 0, 20]), &[10, 20], 0);
+    fn there_is_no_second_search_for_owners_that_live() {
+        let first = search(MissingOwners::of(&[10, 0, 20]), &[10, 20], 0);
         assert!(first.is_empty());
-        assert_eq!(first.look_again().unwrap(), GoneOwners { kept: 2, ..GoneOwners::default() });
+        assert_eq!(first.search_again().unwrap(), GoneOwners { kept: 2, ..GoneOwners::default() });
     }
 
     #[test]
     fn no_owner_has_gone_where_not_everything_was_seen() {
         let all = MissingOwners::of(&[10, 20]);
-        let partial = look(all.clone(), &[10], 1);
+        let partial = search(all.clone(), &[10], 1);
         assert_eq!((partial.is_empty(), partial.kept, partial.unseen), (true, 2, 1));
-        let partial = look(look(all, &[10], 0), &[], 3);
+        let partial = search(search(all, &[10], 0), &[], 3);
         assert_eq!((partial.is_empty(), partial.kept, partial.unseen), (true, 2, 3));
     }
 
     #[test]
-    fn a_look_that_fails_finds_nothing() {
-        let failed = MissingOwners::of(&[10]).look(|_| Err(SocketsError::List(rustix::io::Errno::NOENT)));
+    fn a_search_that_fails_finds_nothing() {
+        let failed = MissingOwners::of(&[10]).search(|_| Err(SocketsError::List(rustix::io::Errno::NOENT)));
         assert!(matches!(failed, Err(SocketsError::List(_))), "{failed:?}");
     }
 }

@@ -45,34 +45,34 @@ impl<'t> StaleCheck<'t> {
         socket: &OwnedFd,
         protocol: Protocol,
     ) -> Result<Vec<Translation>, SocketsError> {
-        let asked = match protocol {
-            Protocol::Tcp => self.states.of_tcp(socket).map(|asked| asked.into_iter().collect()),
+        let translations = match protocol {
+            Protocol::Tcp => self.states.of_tcp(socket).map(|translation| translation.into_iter().collect()),
             Protocol::Udp => self.states.of_udp(socket),
         };
-        asked.map_err(|error| SocketsError::Io("SOCKETS", error))
+        translations.map_err(|error| SocketsError::Io("SOCKETS", error))
     }
 
     /// Nothing if the socket is not connected through us.
     pub(super) fn resolve(
         &mut self,
-        asked: &[Translation],
+        translations: &[Translation],
         peer: AddressPort,
         protocol: Protocol,
     ) -> Result<Option<TranslationState>, SocketsError> {
-        let Some(asked) = current_translation(asked, peer) else { return Ok(None) };
-        let frontend = frontend(&asked, protocol);
-        let backend = (asked.slot != REFUSED_SLOT).then_some(peer);
+        let Some(translation) = current_translation(translations, peer) else { return Ok(None) };
+        let frontend = frontend(&translation, protocol);
+        let backend = (translation.slot != REFUSED_SLOT).then_some(peer);
         Ok(Some(TranslationState { frontend, serving: self.sets.serving(frontend, backend)? }))
     }
 
     /// Whether a socket is connected through us to a peer that does not serve.
     pub(super) fn is_stale(
         &mut self,
-        asked: &[Translation],
+        translations: &[Translation],
         peer: AddressPort,
         protocol: Protocol,
     ) -> Result<bool, SocketsError> {
-        let state = self.resolve(asked, peer, protocol)?;
+        let state = self.resolve(translations, peer, protocol)?;
         let stale = state.filter(|state| is_stale(state.serving, protocol));
         if let Some(frontend) = stale.and_then(|state| encoding::frontend(&state.frontend)) {
             let place = self.stale_frontends.iter_mut().find(|place| place.is_none_or(|known| known == frontend));
@@ -82,8 +82,12 @@ impl<'t> StaleCheck<'t> {
     }
 
     /// Whether a socket is stale if it is connected to one of those that it got.
-    pub(super) fn may_be_stale(&mut self, asked: &[Translation], protocol: Protocol) -> Result<bool, SocketsError> {
-        for one in asked {
+    pub(super) fn may_be_stale(
+        &mut self,
+        translations: &[Translation],
+        protocol: Protocol,
+    ) -> Result<bool, SocketsError> {
+        for one in translations {
             if self.is_stale(&[*one], (one.backend, one.backend_port), protocol)? {
                 return Ok(true);
             }
@@ -118,17 +122,17 @@ pub(super) fn endpoint((address, port): AddressPort) -> Backend {
 
 /// The translation that led the socket to its present peer. The last `connect()` comes first: a socket that connected
 /// to the peer itself is not ours, whatever came before.
-fn current_translation(asked: &[Translation], peer: AddressPort) -> Option<Translation> {
-    let asked = *asked.iter().find(|asked| (asked.backend, asked.backend_port) == peer)?;
-    ((asked.vip, asked.vip_port) != peer).then_some(asked)
+fn current_translation(translations: &[Translation], peer: AddressPort) -> Option<Translation> {
+    let found = *translations.iter().find(|found| (found.backend, found.backend_port) == peer)?;
+    ((found.vip, found.vip_port) != peer).then_some(found)
 }
 
-fn frontend(asked: &Translation, protocol: Protocol) -> FrontendKey {
+fn frontend(translation: &Translation, protocol: Protocol) -> FrontendKey {
     let protocol = match protocol {
         Protocol::Udp => PROTOCOL_UDP,
         Protocol::Tcp => PROTOCOL_TCP,
     };
-    FrontendKey { address: asked.vip, port: asked.vip_port, protocol, zero: 0 }
+    FrontendKey { address: translation.vip, port: translation.vip_port, protocol, zero: 0 }
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ enum SoughtInodes {
 struct OwnedSocket {
     protocol: Protocol,
     cookie: u64,
-    asked: Vec<Translation>,
+    translations: Vec<Translation>,
 }
 
 impl<'t> TerminationPass<'t> {
@@ -167,8 +167,9 @@ impl<'t> TerminationPass<'t> {
         let peers = retired.of(Protocol::Tcp);
         let (check, failure) = (&mut self.check, &mut self.failure);
         let mut is_stale = |entry: &ListedSocket| {
-            let asked = check.translation_of_listed(entry);
-            let is_stale = asked.and_then(|asked| check.is_stale(asked.as_slice(), entry.info.peer, Protocol::Tcp));
+            let translation = check.translation_of_listed(entry);
+            let is_stale =
+                translation.and_then(|found| check.is_stale(found.as_slice(), entry.info.peer, Protocol::Tcp));
             or_record(is_stale, failure).unwrap_or_default()
         };
         let done = close_listed(lists, Protocol::Tcp, peers, has_mptcp, &mut is_stale);
@@ -197,12 +198,12 @@ impl<'t> TerminationPass<'t> {
         if !self.by_owners.contains(&protocol) {
             return Ok(None);
         }
-        let asked = self.check.translations_of(socket, protocol)?;
-        if !self.check.may_be_stale(&asked, protocol)? {
+        let translations = self.check.translations_of(socket, protocol)?;
+        if !self.check.may_be_stale(&translations, protocol)? {
             return Ok(None);
         }
         let cookie = socket_cookie(socket).map_err(|error| failed(error.into()))?;
-        Ok(Some(OwnedSocket { protocol, cookie, asked }))
+        Ok(Some(OwnedSocket { protocol, cookie, translations }))
     }
 
     /// Closes those that the kernel lists with a peer that does not serve.
@@ -218,7 +219,7 @@ impl<'t> TerminationPass<'t> {
                 let mut is_stale = |entry: &ListedSocket| {
                     let suspect = suspects.get(&entry.info.inode).filter(|suspect| suspect.is(entry));
                     let mut is_stale =
-                        |suspect: &OwnedSocket| check.is_stale(&suspect.asked, entry.info.peer, protocol);
+                        |suspect: &OwnedSocket| check.is_stale(&suspect.translations, entry.info.peer, protocol);
                     suspect.is_some_and(|suspect| or_record(is_stale(suspect), failure).unwrap_or_default())
                 };
                 let done = close_listed(&mut lists, protocol, retired.of(protocol), false, &mut is_stale);

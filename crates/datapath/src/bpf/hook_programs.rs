@@ -38,7 +38,7 @@ pub const CGROUPS_MAX: usize = 1_000;
 
 /// Programs at our hooks in a tree of cgroups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Neighbours {
+pub struct HookPrograms {
     /// Programs that are not ours.
     pub others: Vec<OtherProgram>,
     /// First cgroup in which a program of ours does not run although its links are attached above.
@@ -76,13 +76,13 @@ impl fmt::Display for OtherProgram {
 /// links below `pins`, if they are installed. A verdict of the others counts as well: one that denies a call denies it
 /// for all.
 #[must_use]
-pub fn neighbours(pins: &PinDir, cgroup: &Path, most: usize) -> Neighbours {
+pub fn hook_programs(pins: &PinDir, cgroup: &Path, most: usize) -> HookPrograms {
     let ours = Program::ALL.map(|program| {
         let link = obj_get(&pins.object(program.link), 0).and_then(|link| link_cgroup(link.as_fd()));
         link.ok().filter(|link| link.cgroup_id != 0)
     });
     let (older, id) = (kept_programs(pins), cgroup_id(cgroup).unwrap_or_default());
-    let mut found = Neighbours::default();
+    let mut found = HookPrograms::default();
     let mut waiting = VecDeque::from([cgroup.to_owned()]);
     while let Some(dir) = waiting.pop_front() {
         // A cgroup may have gone meanwhile.
@@ -125,7 +125,7 @@ pub fn missing_programs(pins: &PinDir, cgroup: &Path) -> io::Result<Vec<&'static
     Ok(Program::ALL.into_iter().zip(HOOKS).filter(missing).map(|(program, _)| program.link).collect())
 }
 
-impl Neighbours {
+impl HookPrograms {
     fn record(&mut self, id: u32, link: &'static str, dir: &Path) {
         match self.others.iter_mut().find(|other| other.id == id) {
             Some(other) if other.links.contains(&link) => {}
