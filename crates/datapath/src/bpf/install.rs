@@ -152,10 +152,12 @@ fn while_maps_are_made<R>(
             let spawned = thread.spawn_scoped(scope, move || ResizableMap::prepare(pins, spec));
             spawned.map_err(FirstMapsError::NoThread)
         };
-        let threads = RESIZABLE.into_iter().map(spawn).collect::<Result<Vec<_>, _>>()?;
+        let threads =
+            RESIZABLE.into_iter().map(spawn).collect::<Result<Vec<_>, _>>().map_err(InstallError::FirstMaps)?;
         let done = work();
         for thread in threads {
-            thread.join().map_err(|_| FirstMapsError::Panicked)?.map_err(FirstMapsError::Map)?;
+            let prepared = thread.join().map_err(|_| FirstMapsError::Panicked);
+            prepared.and_then(|result| result.map_err(FirstMapsError::Map)).map_err(InstallError::FirstMaps)?;
         }
         done
     })

@@ -31,7 +31,7 @@ pub struct DirectSocket {
 /// # Errors
 /// /proc or the list of sockets could not be read.
 pub fn list_direct(pins: &PinDir, frontends: &[Frontend]) -> Result<Vec<DirectSocket>, SocketsError> {
-    owners::check_access()?;
+    owners::check_access().map_err(SocketsError::Owners)?;
     let states = SocketStates::open(pins)?;
     on_own_thread(|| list_on_this_thread(&states, frontends))
 }

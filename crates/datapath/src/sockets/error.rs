@@ -26,7 +26,7 @@ pub enum SocketsError {
     Close(Errno),
     /// The storage of other processes' sockets cannot be read.
     #[error("cannot look into the sockets of processes: {0}")]
-    Owners(#[from] OwnersError),
+    Owners(OwnersError),
 }
 
 /// Reason why not the sockets of all processes can be looked into.
@@ -88,4 +88,19 @@ pub enum AbilityError {
 /// The error for a `/proc` that cannot be read.
 pub(super) fn no_proc(error: io::Error) -> SocketsError {
     SocketsError::Io("/proc", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn a_text_that_has_its_cause_is_not_followed_by_it() {
+        let error = SocketsError::Owners(OwnersError::MissingCapability("CAP_SYS_PTRACE"));
+        let text = "cannot look into the sockets of processes: missing CAP_SYS_PTRACE: run cproxy as root";
+        assert_eq!(error.to_string(), text);
+        assert!(error.source().is_none());
+    }
 }

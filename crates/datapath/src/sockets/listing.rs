@@ -66,7 +66,7 @@ pub struct Listing {
 /// # Errors
 /// The table, /proc, the list of sockets or their storage could not be read.
 pub fn list(pins: &PinDir) -> Result<Listing, SocketsError> {
-    owners::check_access()?;
+    owners::check_access().map_err(SocketsError::Owners)?;
     let mut tries = (0..REPLACED_TRIES_MAX).map(|_| list_once(pins));
     let settled = tries.find(|result| !matches!(result, Err(SocketsError::Table(TableError::Replaced))));
     settled.unwrap_or(Err(SocketsError::Table(TableError::Replaced)))

@@ -54,7 +54,7 @@ pub struct GoneOwners {
 /// # Errors
 /// The owners, /proc or the list of sockets could not be read.
 pub fn find_missing_owners(pins: &PinDir) -> Result<MissingOwners, SocketsError> {
-    check_access()?;
+    check_access().map_err(SocketsError::Owners)?;
     let owners = SocketStates::open(pins)?.tcp_owners().map_err(|error| SocketsError::Io("TCP_OWNERS", error))?;
     MissingOwners::of(&owners).search_on_own_thread()
 }

@@ -24,7 +24,7 @@ pub enum InstallError {
     TcpPlaces(MapError),
     /// The resizable maps could not be created.
     #[error("cannot make the first maps: {0}")]
-    FirstMaps(#[from] FirstMapsError),
+    FirstMaps(FirstMapsError),
     /// A program could not be attached.
     #[error("cannot attach {0} to {cgroup}: {2}; is the kernel built with CONFIG_CGROUP_BPF?", cgroup = .1.display())]
     Attach(&'static str, PathBuf, AttachError),
@@ -70,4 +70,22 @@ pub enum AttachError {
     /// A link that is there could not be updated.
     #[error(transparent)]
     Update(io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn a_text_that_has_its_cause_is_not_followed_by_it() {
+        let first_maps = InstallError::FirstMaps(FirstMapsError::Panicked);
+        assert_eq!(first_maps.to_string(), "cannot make the first maps: a thread has panicked");
+        let load = InstallError::Load(LoadError::Missing("map"));
+        assert_eq!(load.to_string(), "the embedded object has no map: this build is broken");
+        for error in [first_maps, load] {
+            assert!(error.source().is_none(), "{error}");
+        }
+    }
 }
