@@ -3,7 +3,7 @@
 //! All sockets are bound to the loopback device. Without the hooks no packet leaves the machine.
 
 use std::{
-    fmt, io,
+    io,
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, AsRawFd, OwnedFd},
     time::{Duration, Instant},
@@ -37,13 +37,16 @@ pub struct Route {
 }
 
 /// Reason why a route cannot be walked, which says nothing about the hooks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
     /// The backend's port is in use.
+    #[error("the port of its listener is in use")]
     PortInUse,
     /// The machine has no such loopback address.
+    #[error("the loopback device has no address")]
     NoAddress,
     /// Sockets cannot be opened.
+    #[error("no socket can be opened: {0}")]
     NoSocket(Errno),
 }
 
@@ -59,16 +62,6 @@ pub enum WalkError {
         /// The symptom.
         symptom: String,
     },
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::PortInUse => f.write_str("the port of its listener is in use"),
-            Self::NoAddress => f.write_str("the loopback device has no address"),
-            Self::NoSocket(error) => write!(f, "no socket can be opened: {error}"),
-        }
-    }
 }
 
 /// A port of this loopback address that is free for both protocols.

@@ -31,10 +31,10 @@ pub enum TableError {
     Descriptor(io::Error),
     /// The agent replaced a map each time that the table was read.
     #[error("the table was replaced at each of {TRIES_MAX} attempts to read it: try again")]
-    Restless,
+    AlwaysReplaced,
     /// The agent changed one set each time that it was read.
     #[error("SETS changed at each of {TRIES_MAX} attempts to read it: try again")]
-    RestlessSet,
+    SetAlwaysChanged,
     /// The agent has given the table more or less room meanwhile.
     #[error("the table was replaced while it was read: try again")]
     Replaced,

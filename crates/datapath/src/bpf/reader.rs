@@ -93,7 +93,7 @@ impl KernelReader {
                 table => return table,
             }
         }
-        Err(TableError::Restless)
+        Err(TableError::AlwaysReplaced)
     }
 
     /// Digest of the table's raw content: a batch of each map, and nothing that wakes the agent. A table of the same
@@ -122,7 +122,7 @@ impl KernelReader {
                 checked => return checked.map(|()| hasher.finish()),
             }
         }
-        Err(TableError::Restless)
+        Err(TableError::AlwaysReplaced)
     }
 
     /// The sets as of now; each is read when it is first asked for.
@@ -150,7 +150,7 @@ impl KernelReader {
             }
         }
         self.check_current()?;
-        self.reference(frontend)?.map_or(Ok(None), |_| Err(TableError::RestlessSet))
+        self.reference(frontend)?.map_or(Ok(None), |_| Err(TableError::SetAlwaysChanged))
     }
 
     /// Fails if the programs use other maps by now than those that have been read.

@@ -1,4 +1,4 @@
-//! What is kept of older layouts for their sockets: programs that show and free the state of these, and its maps.
+//! Programs and maps of older layouts that stay in force for the sockets of those layouts.
 
 use std::{os::fd::AsFd, path::PathBuf};
 
