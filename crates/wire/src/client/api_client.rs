@@ -35,7 +35,7 @@ use crate::{
     error_text::chain,
     transport::{
         connector::Connector,
-        link::{Body, BoxError, OthersMayServe, Received, Transport},
+        link::{Body, BoxError, HasAlternative, Received, Transport},
     },
 };
 
@@ -439,7 +439,7 @@ impl ApiClient {
             session.exec = None;
             session.give_up(&connection, true);
         } else if may_turn(code) && session.turn_from(&connection, code, Instant::now()) {
-            received.response.extensions_mut().insert(OthersMayServe);
+            received.response.extensions_mut().insert(HasAlternative);
         }
         drop(session);
         Ok(received)
@@ -644,15 +644,15 @@ impl Session {
         }
         self.avoided.retain(|avoided| is_recent(avoided, now));
         let has_other = self.has_other_address(connection, now);
-        self.avoided.extend(connection.place().ip.map(|ip| (ip, now)));
+        self.avoided.extend(connection.reached().ip.map(|ip| (ip, now)));
         self.give_up(connection, !has_other);
     }
 
     /// Whether the server's name has an address that may serve in place of the connection's.
     fn has_other_address(&self, connection: &Connection, now: Instant) -> bool {
-        let place = connection.place();
-        let is_other = |avoided: &&(IpAddr, Instant)| is_recent(avoided, now) && Some(avoided.0) != place.ip;
-        place.other_count > self.avoided.iter().filter(is_other).count()
+        let reached = connection.reached();
+        let is_other = |avoided: &&(IpAddr, Instant)| is_recent(avoided, now) && Some(avoided.0) != reached.ip;
+        reached.other_count > self.avoided.iter().filter(is_other).count()
     }
 
     /// Index of the connection's server, if the connection is the present one.
@@ -867,7 +867,7 @@ mod tests {
     /// Status of the response to a request, and whether its pause does not count.
     async fn outcome(client: &ApiClient) -> (u16, bool) {
         let response = client.send(Request::new(())).await.unwrap().response;
-        (response.status().as_u16(), response.extensions().get::<OthersMayServe>().is_some())
+        (response.status().as_u16(), response.extensions().get::<HasAlternative>().is_some())
     }
 
     #[tokio::test]

@@ -36,7 +36,7 @@ use crate::{
     credentials::configuration::Configuration,
     transport::{
         address::ServerAddress,
-        connector::{Connector, Place, Stream, within},
+        connector::{Connector, ReachedAddress, Stream, within},
         link::{Body, BoxError, Link, Received},
         tls,
     },
@@ -65,7 +65,7 @@ pub(crate) struct Connection {
     scheme: Scheme,
     authority: Authority,
     path_prefix: String,
-    place: Place,
+    reached: ReachedAddress,
     /// Server, with the address that was reached.
     server: Arc<str>,
     superseded: watch::Sender<bool>,
@@ -99,17 +99,17 @@ pub(crate) struct Dialer {
 impl Dialer {
     /// Connects. Where TLS does not settle the HTTP version, HTTP/2 is tried first.
     pub(crate) async fn connect(self) -> Result<Connection, BoxError> {
-        let (stream, place, is_http2) = self.open().await?;
+        let (stream, reached, is_http2) = self.open().await?;
         match is_http2 {
-            Some(is_http2) => self.speak(stream, place, is_http2).await,
-            None => match self.http2(stream, place, true).await {
+            Some(is_http2) => self.speak(stream, reached, is_http2).await,
+            None => match self.http2(stream, reached, true).await {
                 Ok(connection) => Ok(connection),
                 // A server of HTTP/1.1 refuses what it does not know. One that is silent is slow.
                 Err(error) if is_timeout(&error) => Err(error),
                 Err(error) => {
                     tracing::debug!("no HTTP/2 at {}: {error}", self.address);
-                    let (stream, place, _) = self.open().await?;
-                    self.http1(stream, place).await
+                    let (stream, reached, _) = self.open().await?;
+                    self.http1(stream, reached).await
                 }
             },
         }
@@ -119,10 +119,10 @@ impl Dialer {
     pub(crate) async fn speak(
         self,
         stream: Box<dyn Stream>,
-        place: Place,
+        reached: ReachedAddress,
         is_http2: bool,
     ) -> Result<Connection, BoxError> {
-        if is_http2 { self.http2(stream, place, false).await } else { self.http1(stream, place).await }
+        if is_http2 { self.http2(stream, reached, false).await } else { self.http1(stream, reached).await }
     }
 
     /// Limit on each step.
@@ -131,20 +131,25 @@ impl Dialer {
     }
 
     /// Opens a stream. Returns whether TLS has chosen HTTP/2, too; `None` without TLS.
-    async fn open(&self) -> io::Result<(Box<dyn Stream>, Place, Option<bool>)> {
+    async fn open(&self) -> io::Result<(Box<dyn Stream>, ReachedAddress, Option<bool>)> {
         let proxy = self.configuration.proxy.as_ref();
-        let (stream, place) = self.connector.connect(&self.address, proxy, &self.avoided, self.limit()).await?;
+        let (stream, reached) = self.connector.connect(&self.address, proxy, &self.avoided, self.limit()).await?;
         let name = self.configuration.tls_name(&self.address);
-        let Some((name, config)) = name.zip(self.tls.clone()) else { return Ok((stream, place, None)) };
+        let Some((name, config)) = name.zip(self.tls.clone()) else { return Ok((stream, reached, None)) };
         let handshake = within(self.limit(), tls::handshake(config, name, stream)).await;
         let explain = |error: &io::Error| tls::explain(error, &self.configuration.material);
         let (stream, is_http2) =
             handshake.map_err(|error| io::Error::new(error.kind(), format!("TLS: {}", explain(&error))))?;
-        Ok((Box::new(stream), place, Some(is_http2)))
+        Ok((Box::new(stream), reached, Some(is_http2)))
     }
 
     /// Speaks HTTP/2. `is_uncertain`: the peer must first show that it does, too.
-    async fn http2(&self, stream: Box<dyn Stream>, place: Place, is_uncertain: bool) -> Result<Connection, BoxError> {
+    async fn http2(
+        &self,
+        stream: Box<dyn Stream>,
+        reached: ReachedAddress,
+        is_uncertain: bool,
+    ) -> Result<Connection, BoxError> {
         let mut builder = Builder::new();
         builder
             .enable_push(false)
@@ -169,19 +174,19 @@ impl Dialer {
         // The kernel watches TCP connections itself, but not what is behind a proxy or a local socket.
         let is_watched = !self.address.is_local() && self.configuration.proxy.is_none();
         drop(tokio::spawn(drive(driver, pings, probe.clone(), answers, (!is_watched).then_some(PING_INTERVAL))));
-        Ok(self.connection(Protocol::Http2(sender), place, Some((probe, answered))))
+        Ok(self.connection(Protocol::Http2(sender), reached, Some((probe, answered))))
     }
 
-    async fn http1(self, stream: Box<dyn Stream>, place: Place) -> Result<Connection, BoxError> {
+    async fn http1(self, stream: Box<dyn Stream>, reached: ReachedAddress) -> Result<Connection, BoxError> {
         let sender = start_http1(stream).await?;
         let protocol = Protocol::Http1(Mutex::new(vec![sender]), Box::new(self.clone()));
-        Ok(self.connection(protocol, place, None))
+        Ok(self.connection(protocol, reached, None))
     }
 
     fn connection(
         &self,
         protocol: Protocol,
-        place: Place,
+        reached: ReachedAddress,
         probe: Option<(Arc<Notify>, watch::Receiver<()>)>,
     ) -> Connection {
         let has_tls = self.configuration.tls_name(&self.address).is_some();
@@ -190,8 +195,8 @@ impl Dialer {
             scheme: if has_tls { Scheme::HTTPS } else { Scheme::HTTP },
             authority: self.address.authority(),
             path_prefix: self.address.path_prefix().to_owned(),
-            place,
-            server: named(&self.address, place).into(),
+            reached,
+            server: named(&self.address, reached).into(),
             superseded: watch::Sender::new(false),
             probe,
             has_served: AtomicBool::new(false),
@@ -200,9 +205,9 @@ impl Dialer {
 }
 
 /// A server, with the address that its name had.
-fn named(address: &ServerAddress, place: Place) -> String {
-    match place.ip {
-        Some(ip) if place.other_count > 0 => format!("{address} ({ip})"),
+fn named(address: &ServerAddress, reached: ReachedAddress) -> String {
+    match reached.ip {
+        Some(ip) if reached.other_count > 0 => format!("{address} ({ip})"),
         _ => address.to_string(),
     }
 }
@@ -222,8 +227,8 @@ impl Connection {
     }
 
     /// Address that it has reached.
-    pub(crate) fn place(&self) -> Place {
-        self.place
+    pub(crate) fn reached(&self) -> ReachedAddress {
+        self.reached
     }
 
     /// Records a response without an error. Returns whether it is the first one.

@@ -90,7 +90,7 @@ impl Way {
                 format!("no connection within {CONNECT_MAX:?}: nameservers, a proxy or all addresses are silent");
             io::Error::new(io::ErrorKind::TimedOut, text)
         };
-        let (stream, place) = timeout(CONNECT_MAX, connecting).await.map_err(elapsed)??;
+        let (stream, reached) = timeout(CONNECT_MAX, connecting).await.map_err(elapsed)??;
         let dialer = self.dialer(address, self.configuration.clone(), self.tls.clone());
         let (certificate, connection);
         if let Some((name, config)) = self.configuration.tls_name(address).zip(self.tls.clone()) {
@@ -101,7 +101,7 @@ impl Way {
             })?;
             let certificates = stream.get_ref().1.peer_certificates();
             certificate = certificates.and_then(<[_]>::first).and_then(|first| Validity::of_der(first));
-            connection = dialer.speak(Box::new(stream), place, is_http2).await?;
+            connection = dialer.speak(Box::new(stream), reached, is_http2).await?;
         } else {
             // The version of HTTP is tried on connections of its own.
             drop(stream);

@@ -45,7 +45,7 @@ const ADDRESSES_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Address that a connection has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ReachedAddress {
     /// `None` where it does not matter: a local socket, or behind a proxy.
     pub(crate) ip: Option<IpAddr>,
     /// Number of other addresses that the name has.
@@ -78,12 +78,12 @@ impl Connector {
         proxy: Option<&Proxy>,
         avoided: &[IpAddr],
         limit: Duration,
-    ) -> io::Result<(Box<dyn Stream>, Place)> {
+    ) -> io::Result<(Box<dyn Stream>, ReachedAddress)> {
         let stream: Box<dyn Stream> = match (address, proxy) {
             (ServerAddress::Url(url), Some(proxy)) => Box::new(self.connect_through(proxy, url, limit).await?),
             (ServerAddress::Url(url), None) => {
-                let (stream, place) = self.connect_to_host(url, avoided, limit).await?;
-                return Ok((Box::new(stream), place));
+                let (stream, reached) = self.connect_to_host(url, avoided, limit).await?;
+                return Ok((Box::new(stream), reached));
             }
             (ServerAddress::Unix(path), _) => {
                 let stream = within(limit, UnixStream::connect(path)).await;
@@ -94,10 +94,15 @@ impl Connector {
                 Box::new(stream.map_err(describe_vsock)?)
             }
         };
-        Ok((stream, Place::default()))
+        Ok((stream, ReachedAddress::default()))
     }
 
-    async fn connect_to_host(&self, url: &Uri, avoided: &[IpAddr], limit: Duration) -> io::Result<(TcpStream, Place)> {
+    async fn connect_to_host(
+        &self,
+        url: &Uri,
+        avoided: &[IpAddr],
+        limit: Duration,
+    ) -> io::Result<(TcpStream, ReachedAddress)> {
         let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
         let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
         let addresses = attempts(dns::resolve(host, &self.setup, &self.root).await?, avoided, random_below);
@@ -110,7 +115,7 @@ impl Connector {
             }
             let address = SocketAddr::new(ip, port(url));
             match self.connect_to(address, limit).await {
-                Ok(stream) => return Ok((stream, Place { ip: Some(ip), other_count })),
+                Ok(stream) => return Ok((stream, ReachedAddress { ip: Some(ip), other_count })),
                 Err(error) => last = io::Error::new(error.kind(), format!("{address}: {error}")),
             }
         }

@@ -43,7 +43,7 @@ pub struct Received {
 
 /// Extension of a refusal after which the next request goes to another server, so that its Retry-After does not count.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OthersMayServe;
+pub(crate) struct HasAlternative;
 
 /// Connection of a response.
 #[derive(Clone, Debug)]

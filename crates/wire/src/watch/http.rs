@@ -123,7 +123,7 @@ impl<'a, T: Transport> Requester<'a, T> {
 
     /// Asks for gzip alone from now on, if a response was in zstd that cannot be read. A proxy in front of the server
     /// may choose a larger window.
-    fn judge_zstd<R>(&self, result: &Result<R, ApiError>) {
+    fn disable_zstd_on_error<R>(&self, result: &Result<R, ApiError>) {
         if let Err(error) = result
             && error.is_of_zstd()
             && self.accepts_zstd.swap(false, Ordering::Relaxed)
@@ -214,7 +214,7 @@ impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSo
         if has_ended && self.subscriber.end_watch().await {
             input = Ok(Input::Unconfirmed);
         }
-        self.requester.judge_zstd(&input);
+        self.requester.disable_zstd_on_error(&input);
         self.is_broken = input.is_err();
         if !self.is_broken {
             self.changes = None;

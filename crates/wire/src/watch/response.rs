@@ -16,7 +16,7 @@ use crate::{
         decompressor::{self, Unzip},
         status::{Status, StatusDetails},
     },
-    transport::link::{Body, BoxError, Link, OthersMayServe, Received, Transport},
+    transport::link::{Body, BoxError, HasAlternative, Link, Received, Transport},
     watch::{
         failure::{ApiError, Operation},
         view_token::View,
@@ -72,7 +72,7 @@ impl Response {
             received.map_err(|_| ApiError::Silent(silence_max))?.map_err(ApiError::Connection)?;
         let (code, headers) = (response.status(), response.headers());
         let (retry_after, reason) = (retry_after(headers), reason(code, headers));
-        let others_may_serve = response.extensions().get::<OthersMayServe>().is_some();
+        let has_alternative = response.extensions().get::<HasAlternative>().is_some();
         let content_type = ContentType::of(response.headers());
         let (unzip, view) = (Unzip::new(response.headers()), View::of(response.headers()));
         let response = Self { body: response.into_body(), unzip, link, content_type, view, silence_max, silent_until };
@@ -80,7 +80,7 @@ impl Response {
             return Ok(response);
         }
         let mut status = response.error(code, &reason, retry_after).await;
-        status.details.take_if(|_| others_may_serve);
+        status.details.take_if(|_| has_alternative);
         Err(ApiError::Refused(Box::new(status)))
     }
 
