@@ -7,22 +7,23 @@ pub(crate) mod access_review;
 mod clock;
 mod credentials;
 mod expiry;
+pub(crate) mod finding;
 mod way;
 
-use std::{fmt::Display, path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use cproxy_core::printable;
 use cproxy_network::SocketSetup;
 use jiff::Timestamp;
 use tokio::time::timeout;
 
 use self::{
     access_review::{AccessReview, RIGHTS, Right},
+    finding::{Finding, Grade},
     way::{Reached, Way},
 };
 use crate::{
     credentials::{
-        configuration::{ApiServer, Configuration, configure},
+        configuration::{ApiServer, configure},
         exec_plugin,
     },
     transport::connector::Connector,
@@ -34,40 +35,6 @@ const TIME_MAX: Duration = Duration::from_secs(30);
 /// Hint where the address of the API server is that of the pod's environment.
 const CLUSTER_IP: &str = "; KUBERNETES_SERVICE_HOST is usually a ClusterIP, which cproxy does not use itself: pass \
                           --apiserver with the API server's real address";
-
-/// State of one step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grade {
-    /// It works.
-    Ok,
-    /// It works in part, or not for long; the text says what follows.
-    Degraded,
-    /// It does not work; the text says what to do.
-    Missing,
-}
-
-/// Outcome of one step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Name of the line.
-    pub name: String,
-    /// The state.
-    pub grade: Grade,
-    /// Whether the agent gets no Services without it.
-    pub is_required: bool,
-    /// Details, without secrets and control characters.
-    pub detail: String,
-}
-
-impl Finding {
-    fn required(name: &str, grade: Grade, detail: impl Display) -> Self {
-        Self { name: name.to_owned(), grade, is_required: true, detail: printable(&detail.to_string()) }
-    }
-
-    fn optional(name: &str, grade: Grade, detail: impl Display) -> Self {
-        Self { is_required: false, ..Self::required(name, grade, detail) }
-    }
-}
 
 /// Follows the way of a request to the API servers and back. Steps behind one that fails are left out. Names are
 /// resolved by the files below `root`, as they are in another container when `root` is `/proc/PID/root`.
@@ -198,9 +165,4 @@ fn right_line(right: &Right, review: &AccessReview) -> Finding {
         }
     };
     Finding { is_required: right.is_required, ..Finding::required(&name, grade, detail) }
-}
-
-/// Whether a configuration presents anything by which a server could know the agent.
-fn has_credentials(configuration: &Configuration) -> bool {
-    configuration.authorization.is_some() || configuration.material.identity.is_some()
 }

@@ -21,9 +21,9 @@ pub use credentials::{
     file,
 };
 pub use diagnosis::{
-    Finding, Grade,
     access_review::{AccessReview, Right},
     diagnose,
+    finding::{Finding, Grade},
 };
 pub use transport::{
     address::ServerAddress,

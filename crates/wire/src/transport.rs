@@ -3,5 +3,7 @@
 pub(crate) mod address;
 pub(crate) mod connector;
 pub(crate) mod dns;
+pub(crate) mod hosts;
 pub(crate) mod link;
+pub(crate) mod time_limit;
 pub(crate) mod tls;

@@ -36,8 +36,9 @@ use crate::{
     credentials::configuration::Configuration,
     transport::{
         address::ServerAddress,
-        connector::{Connector, ReachedAddress, Stream, within},
+        connector::{Connector, ReachedAddress, Stream},
         link::{Body, BoxError, Link, Received},
+        time_limit::within,
         tls,
     },
 };

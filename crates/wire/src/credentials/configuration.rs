@@ -209,6 +209,11 @@ impl Configuration {
         hasher.finish()
     }
 
+    /// Whether it presents anything by which a server could know the agent.
+    pub(crate) fn has_credentials(&self) -> bool {
+        self.authorization.is_some() || self.material.identity.is_some()
+    }
+
     /// Configuration of TLS; `None` if no server speaks it, so that a VM behind a local socket needs no authorities.
     pub(crate) fn tls(&self) -> Result<Option<Arc<ClientConfig>>, String> {
         let has_tls = self.servers.iter().any(|address| self.tls_name(address).is_some());

@@ -3,9 +3,9 @@
 use http::{HeaderMap, header::DATE};
 use jiff::fmt::rfc2822;
 
-use super::{
-    Finding, Grade,
+use crate::diagnosis::{
     expiry::{duration, moment},
+    finding::{Finding, Grade},
 };
 
 /// Largest difference that is normal. Tokens count to the second, but are issued for minutes.

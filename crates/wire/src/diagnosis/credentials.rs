@@ -6,8 +6,14 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Configuration, Finding, Grade, expiry, has_credentials};
-use crate::diagnosis::access_review::{post, refusal};
+use crate::{
+    credentials::configuration::Configuration,
+    diagnosis::{
+        access_review::{post, refusal},
+        expiry,
+        finding::{Finding, Grade},
+    },
+};
 
 const PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
@@ -67,7 +73,7 @@ pub(super) fn line(configuration: &Configuration, response: &Response<Bytes>) ->
         let detail = format!("the server does not say whom it takes them for ({})", refusal(response));
         return Finding::required("credentials", Grade::Ok, detail);
     };
-    if has_credentials(configuration) && groups.iter().any(|group| group == UNAUTHENTICATED) {
+    if configuration.has_credentials() && groups.iter().any(|group| group == UNAUTHENTICATED) {
         let detail = format!("the API server ignores them: to it, they are those of {username}");
         return Finding::required("credentials", Grade::Degraded, detail);
     }

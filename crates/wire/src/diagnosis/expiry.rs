@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, UnixTime, pem::PemObject};
 use serde::Deserialize;
 use webpki::{EndEntityCert, Error, KeyUsage};
 
-use super::{Finding, Grade};
+use crate::diagnosis::finding::{Finding, Grade};
 
 /// Time before the end of a certificate from which it is reported.
 const CERTIFICATE_SECONDS_MIN: i64 = 3600;

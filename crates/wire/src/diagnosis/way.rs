@@ -11,18 +11,19 @@ use http::{Request, Response, header::CONTENT_LENGTH};
 use rustls::{CertificateError, ClientConfig};
 use tokio::time::timeout;
 
-use super::{clock, expiry::Validity};
 use crate::{
     client::{
         api_client::read_all,
         connection::{Connection, Dialer},
     },
     credentials::configuration::Configuration,
+    diagnosis::{clock, expiry::Validity},
     error_text::chain,
     transport::{
         address::ServerAddress,
-        connector::{Connector, within},
+        connector::Connector,
         link::BoxError,
+        time_limit::within,
         tls::{self, TlsMaterial},
     },
 };

@@ -9,7 +9,7 @@ use std::{
 
 use http::{Uri, uri::Authority};
 
-use crate::transport::dns;
+use crate::transport::hosts;
 
 /// Examples in messages about an address that cannot be used.
 const EXPECTED: &str = "expected an address like https://10.0.0.1:6443, unix:///run/api.sock or vsock://2:6443";
@@ -83,7 +83,7 @@ impl ServerAddress {
     /// IP addresses that are known without a nameserver.
     #[must_use]
     pub fn known_addresses(&self) -> Vec<IpAddr> {
-        self.host().map(|host| dns::local_addresses(host, Path::new(dns::ROOT))).unwrap_or_default()
+        self.host().map(|host| hosts::local_addresses(host, Path::new(hosts::ROOT))).unwrap_or_default()
     }
 }
 
@@ -144,7 +144,7 @@ fn leaves_machine_in_clear(url: &Uri) -> bool {
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
     let is_here = match host.parse::<IpAddr>() {
         Ok(address) => address.is_loopback(),
-        Err(_) => dns::is_localhost(host),
+        Err(_) => hosts::is_localhost(host),
     };
     url.scheme_str() == Some("http") && !is_here
 }

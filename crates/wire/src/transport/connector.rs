@@ -17,11 +17,11 @@ use rustix::net::sockopt;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpSocket, TcpStream, UnixStream},
-    time::{Instant, timeout},
+    time::Instant,
 };
 use tokio_vsock::{VsockAddr, VsockStream};
 
-use crate::transport::{address::ServerAddress, dns};
+use crate::transport::{address::ServerAddress, dns, hosts, time_limit::within};
 
 /// A peer that has vanished without a FIN or RST is noticed after idle + interval x probes: 30 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
@@ -62,7 +62,7 @@ pub(crate) struct Connector {
 
 impl Connector {
     pub(crate) fn new(setup: SocketSetup) -> Self {
-        Self { setup, root: Path::new(dns::ROOT).into() }
+        Self { setup, root: Path::new(hosts::ROOT).into() }
     }
 
     /// Resolves names by the files below this root directory.
@@ -159,12 +159,6 @@ fn random_below(end: usize) -> usize {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::INSECURE).ok();
     let scaled = u128::from(u64::from_ne_bytes(bytes)) * end as u128;
     (scaled >> u64::BITS) as usize
-}
-
-/// Limits the time of a step. Its error is better than that of an elapsed time, which names nothing.
-pub(crate) async fn within<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    let elapsed = |_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}")));
-    timeout(limit, step).await.unwrap_or_else(elapsed)
 }
 
 /// HTTP proxy.

@@ -6,9 +6,11 @@
 //! The rules are those of resolv.conf(5) and hosts(5): search list, ndots, attempts, timeout; TCP for long answers.
 //! Other than the C library, it asks the next nameserver after a second, and one that did not answer last for a minute.
 
+mod message;
+
 use std::{
     io, iter,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
+    net::{IpAddr, SocketAddr, SocketAddrV6},
     path::Path,
     pin::pin,
     sync::{Mutex, PoisonError},
@@ -17,19 +19,20 @@ use std::{
 
 use cproxy_core::printable;
 use cproxy_network::SocketSetup;
-use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, Question, RCODE, TYPE, rdata::RData};
+use simple_dns::TYPE;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, UdpSocket},
     task::JoinSet,
 };
 
-use crate::transport::connector::within;
+use self::message::{DnsAnswer, encode_query, parse_answer};
+use crate::transport::{
+    hosts::{ROOT, local_addresses, text_of},
+    time_limit::within,
+};
 
-/// Root directory of this process.
-pub(crate) const ROOT: &str = "/";
-/// Files below a root directory.
-const HOSTS: &str = "etc/hosts";
+/// File below a root directory.
 const RESOLV_CONF: &str = "etc/resolv.conf";
 const DNS_PORT: u16 = 53;
 
@@ -64,21 +67,6 @@ struct Resolver {
     attempts: u32,
     /// The first nameserver whose address cannot be read.
     unreadable: Option<String>,
-}
-
-/// Whether the host is this machine by its name (RFC 6761, 6.3).
-pub(crate) fn is_localhost(host: &str) -> bool {
-    host.eq_ignore_ascii_case("localhost")
-}
-
-/// Addresses of a host without a query: the host itself if it is an address, else those in /etc/hosts. No nameserver is
-/// asked where this machine is.
-pub(crate) fn local_addresses(host: &str, root: &Path) -> Vec<IpAddr> {
-    match host.parse() {
-        Ok(address) => vec![address],
-        Err(_) if is_localhost(host) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
-        Err(_) => hosts_addresses(&text_of(root, HOSTS), host),
-    }
 }
 
 /// Addresses of a host, IPv4 first: the local ones, else those of the nameservers. `root` has the resolver's files.
@@ -139,21 +127,6 @@ fn index_of(device: &str) -> Option<u32> {
         [_, index, .., name] if *name == device => u32::from_str_radix(index, 16).ok(),
         _ => None,
     })
-}
-
-/// Text of a file; a missing one is empty.
-fn text_of(root: &Path, file: &str) -> String {
-    std::fs::read_to_string(root.join(file)).unwrap_or_default()
-}
-
-fn hosts_addresses(hosts: &str, host: &str) -> Vec<IpAddr> {
-    let lines = hosts.lines().map(|line| line.split('#').next().unwrap_or_default());
-    let matching = lines.filter_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        let address = words.next()?.parse().ok()?;
-        words.any(|name| name.eq_ignore_ascii_case(host.trim_end_matches('.'))).then_some(address)
-    });
-    matching.collect()
 }
 
 impl Resolver {
@@ -341,14 +314,6 @@ fn random_id() -> io::Result<u16> {
     Ok(u16::from_ne_bytes(id))
 }
 
-fn encode_query(id: u16, name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
-    let name = Name::new(name).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
-    let mut packet = Packet::new_query(id);
-    packet.set_flags(PacketFlag::RECURSION_DESIRED);
-    packet.questions.push(Question::new(name, QTYPE::TYPE(kind), CLASS::IN.into(), false));
-    packet.build_bytes_vec().map_err(|error| io::Error::other(error.to_string()))
-}
-
 /// Sends a query over UDP and returns its answer. The connected socket receives from the server only. Datagrams with
 /// another number or question are ignored.
 async fn query_over_udp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -> io::Result<Vec<u8>> {
@@ -381,68 +346,14 @@ async fn query_over_tcp(server: SocketAddr, query: &[u8], setup: &SocketSetup) -
     Ok(answer)
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum DnsAnswer {
-    Addresses(Vec<IpAddr>),
-    Truncated,
-}
-
-/// Reads the answer to a query, whose number and question it has to repeat.
-fn parse_answer(bytes: &[u8], query: &[u8]) -> io::Result<DnsAnswer> {
-    let parse =
-        |bytes| Packet::parse(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()));
-    let (packet, query) = (parse(bytes)?, parse(query)?);
-    // A server that cannot read the question may leave it out.
-    let is_same = |(one, other): (&Question<'_>, &Question<'_>)| {
-        one.qtype == other.qtype && one.qname.to_string().eq_ignore_ascii_case(&other.qname.to_string())
-    };
-    let has_question = packet.questions.is_empty() && packet.rcode() != RCODE::NoError
-        || packet.questions.len() == query.questions.len()
-            && packet.questions.iter().zip(&query.questions).all(is_same);
-    if packet.id() != query.id() || !packet.has_flags(PacketFlag::RESPONSE) || !has_question {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer to this query"));
-    }
-    match packet.rcode() {
-        _ if packet.has_flags(PacketFlag::TRUNCATION) => Ok(DnsAnswer::Truncated),
-        RCODE::NoError | RCODE::NameError => {
-            Ok(DnsAnswer::Addresses(packet.answers.iter().filter_map(|record| address(&record.rdata)).collect()))
-        }
-        other => Err(io::Error::other(format!("it answered {other:?}"))),
-    }
-}
-
-fn address(rdata: &RData<'_>) -> Option<IpAddr> {
-    match rdata {
-        RData::A(record) => Some(IpAddr::from(record.address.to_be_bytes())),
-        RData::AAAA(record) => Some(IpAddr::from(record.address.to_be_bytes())),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
-    }
-
-    #[test]
-    fn a_hosts_line_matches_by_any_of_its_names() {
-        let hosts = "127.0.0.1 localhost\n# 10.0.0.9 api\n10.0.0.1 api.example API # the first\nfd00::1 api\nbroken\n";
-        assert_eq!(hosts_addresses(hosts, "api"), [ip("10.0.0.1"), ip("fd00::1")]);
-        assert_eq!(hosts_addresses(hosts, "Api.Example."), [ip("10.0.0.1")]);
-        assert!(hosts_addresses(hosts, "api.other").is_empty());
-    }
-
-    #[test]
-    fn names_are_looked_up_below_the_root_directory() {
-        let root = std::env::temp_dir().join(format!("cproxy-resolver-{}", std::process::id()));
-        std::fs::create_dir_all(root.join("etc")).unwrap();
-        std::fs::write(root.join(HOSTS), "192.0.2.7 api.test\n").unwrap();
-        assert_eq!(local_addresses("api.test", &root), [ip("192.0.2.7")]);
-        assert!(local_addresses("api.test", Path::new(ROOT)).is_empty());
-        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]
@@ -540,30 +451,5 @@ mod tests {
         let error = runtime.block_on(resolver.resolve("api", &SocketSetup::none())).unwrap_err();
         let expected = "/etc/resolv.conf has no nameserver but fe80::3%none, which is no address: correct it";
         assert_eq!(error.to_string(), expected);
-    }
-
-    #[test]
-    fn only_a_complete_answer_to_this_query_counts() {
-        let question = encode_query(7, "api.example", TYPE::A).unwrap();
-        let parse = |bytes: &[u8]| parse_answer(bytes, &question);
-        assert!(parse(&question).is_err(), "a question is no answer");
-        let mut answer = question.clone();
-        answer[2] |= 0x80;
-        assert_eq!(parse(&answer).unwrap(), DnsAnswer::Addresses(Vec::new()));
-        for other in [(8, "api.example", TYPE::A), (7, "apo.example", TYPE::A), (7, "api.example", TYPE::AAAA)] {
-            let (id, name, kind) = other;
-            let mut other = encode_query(id, name, kind).unwrap();
-            other[2] |= 0x80;
-            assert!(parse(&other).is_err(), "another question's answer: {name} {kind:?} {id}");
-        }
-        answer[3] = 2;
-        assert!(parse(&answer).unwrap_err().to_string().contains("ServerFailure"));
-        let refusal = [&answer[..4], &[0; 8]].concat();
-        assert!(parse(&refusal).unwrap_err().to_string().contains("ServerFailure"));
-        answer[2] |= 0x02;
-        assert_eq!(parse(&answer).unwrap(), DnsAnswer::Truncated);
-        for length in 0..answer.len() {
-            drop(parse(&answer[..length]));
-        }
     }
 }
