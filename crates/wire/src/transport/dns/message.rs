@@ -2,7 +2,7 @@
 
 use std::{io, net::IpAddr};
 
-use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, Question, RCODE, TYPE, rdata::RData};
+use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, Question, RCODE, ResourceRecord, TYPE, rdata::RData};
 
 /// A question for the addresses of a name, of one family.
 ///
@@ -44,9 +44,33 @@ pub(super) fn parse_answer(bytes: &[u8], query: &[u8]) -> io::Result<DnsAnswer> 
     match packet.rcode() {
         _ if packet.has_flags(PacketFlag::TRUNCATION) => Ok(DnsAnswer::Truncated),
         RCODE::NoError | RCODE::NameError => {
-            Ok(DnsAnswer::Addresses(packet.answers.iter().filter_map(|record| address(&record.rdata)).collect()))
+            Ok(DnsAnswer::Addresses(query.questions.first().map(|asked| addresses(&packet, asked)).unwrap_or_default()))
         }
         other => Err(io::Error::other(format!("it answered {other:?}"))),
+    }
+}
+
+/// Addresses of the name that was asked for, or of one to which its CNAME records lead. Other records do not count.
+fn addresses(packet: &Packet<'_>, asked: &Question<'_>) -> Vec<IpAddr> {
+    let mut names = vec![&asked.qname];
+    // No more steps than records, as they may lead in a circle.
+    for _ in &packet.answers {
+        let alias = names.last().and_then(|name| packet.answers.iter().find_map(|record| alias(record, name)));
+        names.extend(alias);
+    }
+    let is_asked = |record: &&ResourceRecord<'_>| {
+        record.match_qclass(asked.qclass)
+            && record.match_qtype(asked.qtype)
+            && names.iter().any(|name| is_same(name, &record.name))
+    };
+    packet.answers.iter().filter(is_asked).filter_map(|record| address(&record.rdata)).collect()
+}
+
+/// Name for which the record's name stands, if that is this one.
+fn alias<'a>(record: &'a ResourceRecord<'a>, name: &Name<'_>) -> Option<&'a Name<'a>> {
+    match &record.rdata {
+        RData::CNAME(target) if is_same(&record.name, name) => Some(&target.0),
+        _ => None,
     }
 }
 
@@ -65,6 +89,8 @@ fn address(rdata: &RData<'_>) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use simple_dns::rdata::{A, AAAA, CNAME};
+
     use super::*;
 
     #[test]
@@ -90,5 +116,58 @@ mod tests {
         for length in 0..answer.len() {
             drop(parse(&answer[..length]));
         }
+    }
+
+    /// Answer to a query for the addresses of a name in this family, with these records.
+    fn answer(name: &str, kind: TYPE, records: &[(&str, RData<'_>)]) -> Vec<IpAddr> {
+        let query = encode_query(7, name, kind).unwrap();
+        let mut packet = Packet::new_reply(7);
+        packet.questions.push(Question::new(Name::new(name).unwrap(), QTYPE::TYPE(kind), CLASS::IN.into(), false));
+        for (owner, data) in records {
+            packet.answers.push(ResourceRecord::new(Name::new(owner).unwrap(), CLASS::IN, 60, data.clone()));
+        }
+        match parse_answer(&packet.build_bytes_vec().unwrap(), &query).unwrap() {
+            DnsAnswer::Addresses(addresses) => addresses,
+            DnsAnswer::Truncated => panic!("it is complete"),
+        }
+    }
+
+    fn v4(last: u8) -> RData<'static> {
+        RData::A(A::from(std::net::Ipv4Addr::new(192, 0, 2, last)))
+    }
+
+    fn v6(last: u16) -> RData<'static> {
+        RData::AAAA(AAAA::from(std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last)))
+    }
+
+    fn cname(target: &str) -> RData<'_> {
+        RData::CNAME(CNAME(Name::new(target).unwrap()))
+    }
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn addresses_of_other_names_and_families_do_not_count() {
+        let records = [("other.example", v4(1)), ("API.example", v4(2)), ("api.example", v6(3)), ("example", v4(4))];
+        assert_eq!(answer("api.Example", TYPE::A, &records), ips(&["192.0.2.2"]));
+        assert_eq!(answer("api.example", TYPE::AAAA, &records), ips(&["fd00::3"]));
+        assert!(answer("api", TYPE::A, &records).is_empty());
+    }
+
+    #[test]
+    fn names_lead_to_addresses_over_others_in_any_order_of_records() {
+        let mut records = vec![
+            ("b.example", v4(2)),
+            ("A.example", cname("b.example")),
+            ("c.example", cname("d.example")),
+            ("d.example", v4(3)),
+            ("b.EXAMPLE", v4(4)),
+            ("api.example", cname("a.example")),
+        ];
+        assert_eq!(answer("api.example", TYPE::A, &records), ips(&["192.0.2.2", "192.0.2.4"]));
+        records[1] = ("a.example", cname("api.example"));
+        assert!(answer("api.example", TYPE::A, &records).is_empty(), "a circle");
     }
 }
