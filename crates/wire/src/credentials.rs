@@ -4,3 +4,4 @@ pub(crate) mod configuration;
 pub(crate) mod exec_plugin;
 pub mod file;
 pub(crate) mod kubeconfig;
+pub(crate) mod setup_error;

@@ -26,6 +26,7 @@ use crate::{
         configuration::{ApiServer, configure},
         exec_plugin,
     },
+    error_text::chain,
     transport::connector::Connector,
 };
 
@@ -119,7 +120,7 @@ async fn ask_who(way: &Way, reached: &Reached, findings: &mut Vec<Finding>) -> b
     let response = match reached.call(way.configuration(), credentials::who_am_i()).await {
         Ok(response) => response,
         Err(error) => {
-            findings.push(Finding::required("credentials", Grade::Missing, format!("no answer: {error}")));
+            findings.push(Finding::required("credentials", Grade::Missing, format!("no answer: {}", chain(&error))));
             return false;
         }
     };
@@ -146,7 +147,7 @@ async fn ask_rights(way: &Way, reached: &Reached, node_name: Option<&str>, findi
                 return findings.push(Finding::optional("rights", Grade::Ok, detail));
             }
             Ok(review) => findings.push(right_line(&right, &review)),
-            Err(error) => findings.push(right_line(&right, &AccessReview::Failed(error))),
+            Err(error) => findings.push(right_line(&right, &AccessReview::Failed(chain(&error)))),
         }
     }
 }

@@ -19,6 +19,7 @@ pub use credentials::{
     configuration::{ApiServer, ClientError, Configuration, configure},
     exec_plugin::refuse as refuse_exec_plugins,
     file,
+    setup_error::SetupError,
 };
 pub use diagnosis::{
     access_review::{AccessReview, Right},
@@ -26,7 +27,7 @@ pub use diagnosis::{
     finding::{Finding, Grade},
 };
 pub use transport::{
-    address::ServerAddress,
+    address::{AddressError, ServerAddress},
     dns::probe_nameservers,
     link::{Body, BoxError, Link, Received, Transport},
 };

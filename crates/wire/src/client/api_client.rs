@@ -352,7 +352,7 @@ impl ApiClient {
         is_only: bool,
     ) -> Result<(Connection, usize), Vec<String>> {
         let has_others = configuration.servers.len() > 1;
-        let tls = configuration.tls().map_err(|error| vec![error])?;
+        let tls = configuration.tls().map_err(|error| vec![error.to_string()])?;
         let mut errors = Vec::new();
         for &index in candidates {
             let Some(address) = configuration.servers.get(index) else { continue };
@@ -572,11 +572,11 @@ impl Session {
                     tracing::warn!("{error}; its last credentials stay in use until they expire");
                     known
                 }
-                (Err(error), _) => return Err(error),
+                (Err(error), _) => return Err(error.to_string()),
             },
         };
         self.exec = Some((key, credentials.clone()));
-        configuration.add(credentials)?;
+        configuration.add(credentials).map_err(|error| error.to_string())?;
         Ok(configuration)
     }
 

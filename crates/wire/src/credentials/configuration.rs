@@ -25,12 +25,12 @@ use crate::{
         exec_plugin::ExecCredentials,
         file::{self, FILE_BYTES_MAX},
         kubeconfig,
+        setup_error::{Reason, SetupError},
     },
-    error_text::first_line,
     transport::{
-        address::{ServerAddress, has_credentials},
+        address::{AddressError, ServerAddress},
         connector::Proxy,
-        tls::{Identity, TlsMaterial},
+        tls::{Identity, TlsError, TlsMaterial},
     },
 };
 
@@ -76,28 +76,28 @@ impl std::fmt::Display for ApiServer {
 pub enum ClientError {
     /// The kubeconfig cannot be used.
     #[error("--kubeconfig {0}: {1}")]
-    Kubeconfig(PathBuf, String),
+    Kubeconfig(PathBuf, SetupError),
     /// There is neither a kubeconfig nor a ServiceAccount.
     #[error(
         "no API server is known: pass --kubeconfig FILE, --apiserver URL or --manifests PATH, or run in a pod with a \
          ServiceAccount ({0})"
     )]
-    NoServiceAccount(String),
+    NoServiceAccount(SetupError),
     /// There is an address, but there are no credentials.
     #[error(
         "no credentials for {0}: put token and ca.crt into {dir}, or pass --kubeconfig FILE ({1})",
         dir = SERVICE_ACCOUNT_DIR
     )]
-    NoCredentials(ServerAddress, String),
+    NoCredentials(ServerAddress, SetupError),
     /// The address is not that of a server.
     #[error("{0}: {1}")]
-    Url(Uri, &'static str),
+    Url(Uri, AddressError),
     /// The token cannot be read.
     #[error("token file {0}: {1}")]
     Token(PathBuf, io::Error),
     /// TLS or the credentials cannot be used.
     #[error("cannot set up the connection to {0}: {1}")]
-    Setup(ServerAddress, String),
+    Setup(String, SetupError),
 }
 
 /// API servers and identity, as they were read.
@@ -125,7 +125,10 @@ pub struct Configuration {
 /// The configuration is incomplete or invalid.
 pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError> {
     let kubeconfig::Read { config, authorities_from } = match &server.kubeconfig {
-        Some(path) => kubeconfig::read(path).await.map_err(|message| ClientError::Kubeconfig(path.clone(), message))?,
+        Some(path) => {
+            let read = kubeconfig::read(path).await;
+            read.map_err(|error| ClientError::Kubeconfig(path.clone(), error.into()))?
+        }
         None => kubeconfig::Read {
             config: in_cluster(server.addresses.first()).await?,
             authorities_from: Some(format!("{SERVICE_ACCOUNT_DIR}/ca.crt")),
@@ -133,21 +136,16 @@ pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError>
     };
     let servers = if server.addresses.is_empty() {
         let url = config.cluster_url.clone();
-        vec![ServerAddress::try_from(url.clone()).map_err(|message| match &server.kubeconfig {
-            Some(path) => {
-                // Without credentials that it should not have.
-                let url = if has_credentials(&url) { String::new() } else { format!(" {url}") };
-                ClientError::Kubeconfig(path.clone(), format!("its cluster's server{url}: {message}"))
-            }
-            None => ClientError::Url(url, message),
+        vec![ServerAddress::try_from(url.clone()).map_err(|error| match &server.kubeconfig {
+            Some(path) => ClientError::Kubeconfig(path.clone(), Reason::Server(url, error).into()),
+            None => ClientError::Url(url, error),
         })?]
     } else {
         server.addresses.clone()
     };
-    let fail = |message: String| match (&server.kubeconfig, servers.first()) {
-        (Some(path), _) => ClientError::Kubeconfig(path.clone(), message),
-        (None, Some(address)) => ClientError::Setup(address.clone(), message),
-        (None, None) => ClientError::NoServiceAccount(message),
+    let fail = |reason: Reason| match &server.kubeconfig {
+        Some(path) => ClientError::Kubeconfig(path.clone(), reason.into()),
+        None => ClientError::Setup(servers.first().map(ToString::to_string).unwrap_or_default(), reason.into()),
     };
     let user = &config.auth_info;
     let authorization = authorization(user)?.map(|value| secret_header(&value).map_err(fail)).transpose()?;
@@ -166,7 +164,7 @@ pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError>
         headers: impersonation(user).map_err(fail)?,
         servers: servers.clone(),
     };
-    configuration.tls().map_err(fail)?;
+    configuration.tls().map_err(Reason::Tls).map_err(fail)?;
     Ok(configuration)
 }
 
@@ -184,7 +182,10 @@ impl Configuration {
     }
 
     /// Adds what a program has returned.
-    pub(crate) fn add(&mut self, credentials: ExecCredentials) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// The token is no header.
+    pub(crate) fn add(&mut self, credentials: ExecCredentials) -> Result<(), Reason> {
         if let Some(token) = credentials.token {
             self.authorization = Some(secret_header(&format!("Bearer {token}"))?);
         }
@@ -215,7 +216,10 @@ impl Configuration {
     }
 
     /// Configuration of TLS; `None` if no server speaks it, so that a VM behind a local socket needs no authorities.
-    pub(crate) fn tls(&self) -> Result<Option<Arc<ClientConfig>>, String> {
+    ///
+    /// # Errors
+    /// Certificates or keys cannot be used.
+    pub(crate) fn tls(&self) -> Result<Option<Arc<ClientConfig>>, TlsError> {
         let has_tls = self.servers.iter().any(|address| self.tls_name(address).is_some());
         has_tls.then(|| self.material.client_config()).transpose()
     }
@@ -246,7 +250,7 @@ async fn in_cluster(address: Option<&ServerAddress>) -> Result<Config, ClientErr
         return Config::incluster_env().map_err(|error| {
             let needed = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
             let unset = needed.into_iter().find(|name| std::env::var_os(name).is_none());
-            ClientError::NoServiceAccount(unset.map_or_else(|| first_line(&error), |name| format!("{name} is not set")))
+            ClientError::NoServiceAccount(unset.map_or_else(|| Reason::InCluster(error), Reason::NotSet).into())
         });
     };
     let file = |name: &str| format!("{SERVICE_ACCOUNT_DIR}/{name}");
@@ -255,7 +259,7 @@ async fn in_cluster(address: Option<&ServerAddress>) -> Result<Config, ClientErr
     let server = Some(if address.is_local() { LOCAL_SERVER.to_owned() } else { address.to_string() });
     let cluster = Cluster { server, certificate_authority: authority, ..Cluster::default() };
     let user = AuthInfo { token_file: token, ..AuthInfo::default() };
-    kubeconfig::build(cluster, user).await.map_err(|error| ClientError::NoCredentials(address.clone(), error))
+    kubeconfig::build(cluster, user).await.map_err(|error| ClientError::NoCredentials(address.clone(), error.into()))
 }
 
 /// URL that stands for a local socket in a kubeconfig.
@@ -291,19 +295,17 @@ fn basic(name: &str, password: &str) -> String {
     format!("Basic {encoded}")
 }
 
-fn secret_header(value: &str) -> Result<HeaderValue, String> {
+fn secret_header(value: &str) -> Result<HeaderValue, Reason> {
     cproxy_secrets::remember(value.split_once(' ').map_or(value, |(_, secret)| secret));
-    let header = HeaderValue::try_from(value);
-    let mut header = header.map_err(|_| "the token has a line feed or another control character".to_owned())?;
+    let mut header = HeaderValue::try_from(value).map_err(|_| Reason::TokenCharacter)?;
     header.set_sensitive(true);
     Ok(header)
 }
 
 /// Client certificate and key in PEM.
-fn identity(user: &AuthInfo) -> Result<Option<Identity>, String> {
+fn identity(user: &AuthInfo) -> Result<Option<Identity>, Reason> {
     if let Some(provider) = &user.auth_provider {
-        let name = &provider.name;
-        return Err(format!("its user has the auth-provider {name:?}, which Kubernetes has removed: use exec"));
+        return Err(Reason::AuthProvider(provider.name.clone()));
     }
     let key_data = user.client_key_data.as_ref().map(ExposeSecret::expose_secret);
     let certificate =
@@ -312,38 +314,37 @@ fn identity(user: &AuthInfo) -> Result<Option<Identity>, String> {
     match (certificate, key) {
         (Some(certificate), Some(key)) => Ok(Some(Identity { certificate, key })),
         (None, None) => Ok(None),
-        (Some(_), None) => Err("its user has a client-certificate without a client-key".to_owned()),
-        (None, Some(_)) => Err("its user has a client-key without a client-certificate".to_owned()),
+        (Some(_), None) => Err(Reason::NoClientKey),
+        (None, Some(_)) => Err(Reason::NoClientCertificate),
     }
 }
 
 /// Inline data in base64, or the content of a file.
-fn load(data: Option<&str>, path: Option<&str>, name: &str) -> Result<Option<Vec<u8>>, String> {
+fn load(data: Option<&str>, path: Option<&str>, name: &'static str) -> Result<Option<Vec<u8>>, Reason> {
     match (data.filter(|data| !data.is_empty()), path) {
         (Some(data), _) => kubeconfig::decode_base64(data, &format!("{name}-data of its user")).map(Some),
         (None, Some(path)) => file::read(Path::new(path), FILE_BYTES_MAX)
             .map(Some)
-            .map_err(|error| format!("{name} {path} of its user: {error}")),
+            .map_err(|error| Reason::UserFile(name, path.to_owned(), error)),
         (None, None) => Ok(None),
     }
 }
 
-fn proxy(url: Uri) -> Result<Proxy, String> {
+fn proxy(url: Uri) -> Result<Proxy, Reason> {
     let shown = url.host().unwrap_or_default();
     if url.scheme() != Some(&Scheme::HTTP) || shown.is_empty() {
-        let scheme = url.scheme_str().unwrap_or("no scheme");
-        return Err(format!("its cluster's proxy-url has {scheme}; cproxy uses HTTP proxies (http://HOST:PORT)"));
+        return Err(Reason::ProxyScheme(url.scheme_str().unwrap_or("no scheme").to_owned()));
     }
     let authority = url.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
     let Some((user, host)) = authority.rsplit_once('@') else { return Ok(Proxy { url, authorization: None }) };
     let (name, password) = user.split_once(':').unwrap_or((user, ""));
     let url = Uri::builder().scheme(Scheme::HTTP).authority(host).path_and_query(PathAndQuery::from_static("/"));
-    let url = url.build().map_err(|error| format!("its cluster's proxy-url: {error}"))?;
+    let url = url.build().map_err(Reason::ProxyUrl)?;
     Ok(Proxy { url, authorization: Some(basic(name, password)) })
 }
 
 /// Headers of a user who acts as another one.
-fn impersonation(user: &AuthInfo) -> Result<Vec<(HeaderName, HeaderValue)>, String> {
+fn impersonation(user: &AuthInfo) -> Result<Vec<(HeaderName, HeaderValue)>, Reason> {
     let groups = user.impersonate_groups.iter().flatten().map(|group| ("impersonate-group".to_owned(), group));
     let extra = user.impersonate_user_extra.iter().flatten().flat_map(|(name, values)| {
         let name = format!("impersonate-extra-{}", name.to_lowercase());
@@ -355,7 +356,7 @@ fn impersonation(user: &AuthInfo) -> Result<Vec<(HeaderName, HeaderValue)>, Stri
     let headers = user_name.into_iter().chain(uid).chain(groups).chain(extra);
     let header = |(name, value): (String, &String)| {
         let header = HeaderName::try_from(&name).ok().zip(HeaderValue::try_from(value).ok());
-        header.ok_or_else(|| format!("its user cannot act as another one: {name}: {value:?} is no header"))
+        header.ok_or_else(|| Reason::Impersonation(name, value.clone()))
     };
     headers.map(header).collect()
 }
@@ -373,7 +374,7 @@ mod tests {
         assert_eq!(named.url.to_string(), "http://proxy:3128/");
         assert_eq!(named.authorization.as_deref(), Some("Basic dTpw"));
         for url in ["https://proxy", "socks5://proxy:1080", "proxy:3128"] {
-            assert!(of(url).unwrap_err().contains("HTTP proxies"), "{url}");
+            assert!(of(url).unwrap_err().to_string().contains("HTTP proxies"), "{url}");
         }
     }
 
@@ -417,14 +418,14 @@ mod tests {
 
     #[test]
     fn credentials_that_cannot_be_used_are_named() {
-        let error = |user: AuthInfo| identity(&user).unwrap_err();
+        let error = |user: AuthInfo| identity(&user).unwrap_err().to_string();
         let key = || Some("k".to_owned());
         assert!(error(AuthInfo { client_key: key(), ..AuthInfo::default() }).starts_with("client-key k of its user: "));
         let data = AuthInfo { client_certificate_data: Some("?".to_owned()), ..AuthInfo::default() };
         assert!(error(data).starts_with("client-certificate-data of its user is not base64: "));
         let half = AuthInfo { client_certificate_data: Some("YQ==".to_owned()), ..AuthInfo::default() };
         assert_eq!(error(half), "its user has a client-certificate without a client-key");
-        assert!(secret_header("Bearer a\nb").unwrap_err().contains("line feed"));
+        assert!(secret_header("Bearer a\nb").unwrap_err().to_string().contains("line feed"));
     }
 
     #[test]

@@ -19,7 +19,11 @@ use tokio::{
     try_join,
 };
 
-use crate::{error_text::one_line, transport::tls::Identity};
+use crate::{
+    credentials::setup_error::{ExecError, Reason},
+    error_text::one_line,
+    transport::tls::Identity,
+};
 
 /// Time for the program to end. Two requests that wait for it one after the other still have time for a list.
 const TIMEOUT: Duration = Duration::from_secs(25);
@@ -102,28 +106,25 @@ impl ExecCredentials {
         self.expires.is_none_or(|expires| Timestamp::now().checked_add(time).is_ok_and(|then| then < expires))
     }
 
-    fn read(json: &[u8]) -> Result<Self, String> {
-        // The parser's message may quote a value.
-        let credential: ExecCredential = serde_json::from_slice(json).map_err(|error| {
-            format!("its output is no ExecCredential (line {}, column {})", error.line(), error.column())
-        })?;
-        let status = credential.status.ok_or("its ExecCredential has no status")?;
+    fn read(json: &[u8]) -> Result<Self, ExecError> {
+        let credential: ExecCredential = serde_json::from_slice(json).map_err(ExecError::Output)?;
+        let status = credential.status.ok_or(ExecError::NoStatus)?;
         let token = status.token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
         let identity = match (status.client_certificate_data, status.client_key_data) {
             (Some(certificate), Some(key)) => {
                 Some(Identity { certificate: certificate.into_bytes(), key: key.into_bytes() })
             }
             (None, None) => None,
-            _ => return Err("its ExecCredential needs both clientCertificateData and clientKeyData".to_owned()),
+            _ => return Err(ExecError::HalfIdentity),
         };
         if token.as_ref().is_some_and(|token| token.contains(|character: char| character.is_control())) {
-            return Err("the token of its ExecCredential has a line feed or another control character".to_owned());
+            return Err(ExecError::TokenCharacter);
         }
         if token.is_none() && identity.is_none() {
-            return Err("its ExecCredential has neither a token nor a client certificate".to_owned());
+            return Err(ExecError::Nothing);
         }
         let expires = status.expiration_timestamp.map(|text| text.parse()).transpose();
-        let expires = expires.map_err(|error| format!("expirationTimestamp of its ExecCredential: {error}"))?;
+        let expires = expires.map_err(ExecError::Expiration)?;
         Ok(Self { token, identity, expires })
     }
 }
@@ -138,18 +139,21 @@ const PRINTED_NAMES: [&str; 6] =
 /// Runs the program of a kubeconfig's user.
 ///
 /// # Errors
-/// A message that names the program.
-pub(crate) async fn run(config: &ExecConfig) -> Result<ExecCredentials, String> {
-    let program = config.command.as_deref().ok_or("its user's exec has no command")?;
-    let named = |message: String| format!("exec plugin {program}: {message}");
+/// It cannot be run, fails, or prints no credentials. The error names the program.
+pub(crate) async fn run(config: &ExecConfig) -> Result<ExecCredentials, Reason> {
+    let program = config.command.as_deref().ok_or(Reason::NoCommand)?;
+    run_program(program, config).await.map_err(|error| Reason::Exec(program.to_owned(), error))
+}
+
+async fn run_program(program: &str, config: &ExecConfig) -> Result<ExecCredentials, ExecError> {
     if IS_REFUSED.load(Ordering::Relaxed) {
-        return Err(named("no program can be run since system calls are filtered; start the agent again".to_owned()));
+        return Err(ExecError::Refused);
     }
     let api_version = config.api_version.as_deref().unwrap_or("client.authentication.k8s.io/v1");
     let spec = ExecInfoSpec { interactive: false, cluster: config.cluster.as_ref() };
     let info = serde_json::to_string(&ExecInfo { api_version, kind: "ExecCredential", spec });
     let mut command = Command::new(program);
-    command.args(config.args.iter().flatten()).env("KUBERNETES_EXEC_INFO", info.map_err(|error| error.to_string())?);
+    command.args(config.args.iter().flatten()).env("KUBERNETES_EXEC_INFO", info.map_err(ExecError::Information)?);
     // Arguments are no secrets: every user of the machine can see them.
     let mut given: Vec<&str> = Vec::new();
     for variable in config.env.iter().flatten() {
@@ -158,17 +162,15 @@ pub(crate) async fn run(config: &ExecConfig) -> Result<ExecCredentials, String> 
             command.env(name, value);
         }
     }
-    let output = run_to_end(command).await.map_err(|error| named(error.to_string()))?;
+    let output = run_to_end(command).await.map_err(ExecError::Run)?;
     if !output.status.success() {
         // It may have printed a token and then failed, and repeat what it was given.
         let stdout = String::from_utf8_lossy(&output.stdout);
         given.extend(printed_secrets(&stdout));
         let message = one_line(&cproxy_secrets::hidden_with(&String::from_utf8_lossy(&output.stderr), &given));
-        let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
-        let separator = if message.is_empty() { "" } else { ": " };
-        return Err(named(format!("{}{separator}{message}", output.status)));
+        return Err(ExecError::Status(output.status, message.chars().take(MESSAGE_CHARS_MAX).collect()));
     }
-    ExecCredentials::read(&output.stdout).map_err(named)
+    ExecCredentials::read(&output.stdout)
 }
 
 /// Words that a program has printed and that may be secrets, whether its output is a credential or not: each one that
@@ -257,7 +259,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_program_that_hangs_is_ended() {
         let error = run(&shell("exec sleep 1000")).await.unwrap_err();
-        assert_eq!(error, "exec plugin sh: no answer within 25s");
+        assert_eq!(error.to_string(), "exec plugin sh: no answer within 25s");
     }
 
     #[tokio::test]
@@ -265,7 +267,8 @@ mod tests {
         let file = std::env::temp_dir().join(format!("cproxy-exec-{}", std::process::id()));
         for redirection in ["", ">&2"] {
             let script = format!("sleep 1000 & echo $! >{}; yes {redirection}; exit 1", file.display());
-            assert_eq!(run(&shell(&script)).await.unwrap_err(), "exec plugin sh: it prints more than 1048576 bytes");
+            let error = run(&shell(&script)).await.unwrap_err();
+            assert_eq!(error.to_string(), "exec plugin sh: it prints more than 1048576 bytes");
             let child: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
             let is_alive = || {
                 let state = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
@@ -308,10 +311,10 @@ mod tests {
             ("echo '{\"status\":{\"clientKeyData\":\"k\"}}'", "needs both"),
             ("echo '{\"status\":{\"token\":\"a\",\"expirationTimestamp\":\"soon\"}}'", "expirationTimestamp"),
         ] {
-            let error = run(&shell(script)).await.unwrap_err();
+            let error = run(&shell(script)).await.unwrap_err().to_string();
             assert!(error.starts_with("exec plugin sh: ") && error.contains(words), "{error}");
         }
         let missing = ExecConfig { command: Some("/no/such/program".to_owned()), ..ExecConfig::default() };
-        assert!(run(&missing).await.unwrap_err().starts_with("exec plugin /no/such/program: "));
+        assert!(run(&missing).await.unwrap_err().to_string().starts_with("exec plugin /no/such/program: "));
     }
 }

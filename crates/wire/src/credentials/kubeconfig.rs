@@ -12,9 +12,9 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{
-    credentials::file::{self, FILE_BYTES_MAX},
-    error_text::chain,
+use crate::credentials::{
+    file::{self, FILE_BYTES_MAX},
+    setup_error::Reason,
 };
 
 /// Stands for no proxy: where a cluster has none, kube takes the one of the environment, which is the pod's.
@@ -28,10 +28,13 @@ pub(crate) struct Read {
 }
 
 /// Reads the current context of a file. Paths in the file are relative to its directory.
-pub(crate) async fn read(path: &Path) -> Result<Read, String> {
-    file::check(path, FILE_BYTES_MAX).map_err(|error| error.to_string())?;
-    let text = decode(fs::read(path).map_err(|error| error.to_string())?)?;
-    let mut documents = cproxy_yaml::values(&text).map_err(|error| format!("not YAML: {error}"))?;
+///
+/// # Errors
+/// The file cannot be read, or lacks what its current context names.
+pub(crate) async fn read(path: &Path) -> Result<Read, Reason> {
+    file::check(path, FILE_BYTES_MAX).map_err(Reason::File)?;
+    let text = decode(fs::read(path).map_err(Reason::File)?)?;
+    let mut documents = cproxy_yaml::values(&text).map_err(Reason::Yaml)?;
     documents.iter_mut().for_each(set_types);
     documents.iter_mut().for_each(normalize);
     let entries = Entries(documents);
@@ -48,7 +51,7 @@ pub(crate) async fn read(path: &Path) -> Result<Read, String> {
     }
     if let Some(authority) = cluster.certificate_authority.as_ref().filter(|path| Path::new(path).exists()) {
         let checked = file::check(Path::new(authority), FILE_BYTES_MAX);
-        checked.map_err(|error| format!("certificate-authority {authority} of its cluster: {error}"))?;
+        checked.map_err(|error| Reason::Authority(authority.clone(), error))?;
     }
     if let Some(data) = &cluster.certificate_authority_data {
         decode_base64(data, "certificate-authority-data of its cluster")?;
@@ -56,9 +59,7 @@ pub(crate) async fn read(path: &Path) -> Result<Read, String> {
     if cluster.insecure_skip_tls_verify == Some(true)
         && (cluster.certificate_authority.is_some() || cluster.certificate_authority_data.is_some())
     {
-        return Err(
-            "its cluster has insecure-skip-tls-verify beside a certificate-authority: remove one of them".to_owned()
-        );
+        return Err(Reason::InsecureWithAuthority);
     }
     let authorities_from = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
         (Some(_), _) => Some(format!("certificate-authority-data of {}", path.display())),
@@ -69,22 +70,21 @@ pub(crate) async fn read(path: &Path) -> Result<Read, String> {
 }
 
 /// Bytes of a field in base64.
-pub(crate) fn decode_base64(data: &str, field: &str) -> Result<Vec<u8>, String> {
-    let decoded = BASE64_STANDARD.decode(data);
-    decoded.map_err(|error| format!("{field} is not base64: {error} (`base64 -w0 FILE` makes it)"))
+pub(crate) fn decode_base64(data: &str, field: &str) -> Result<Vec<u8>, Reason> {
+    BASE64_STANDARD.decode(data).map_err(|error| Reason::Base64(field.to_owned(), error))
 }
 
 /// Text of a file in UTF-8 or, with a byte order mark, in UTF-16, as some shells write it.
-fn decode(bytes: Vec<u8>) -> Result<String, String> {
+fn decode(bytes: Vec<u8>) -> Result<String, Reason> {
     let from_utf16 = |bytes: &[u8], number: fn([u8; 2]) -> u16| {
         let (pairs, rest) = bytes.as_chunks();
         let text = String::from_utf16(&pairs.iter().map(|pair| number(*pair)).collect::<Vec<_>>());
-        text.ok().filter(|_| rest.is_empty()).ok_or_else(|| "it is not UTF-16".to_owned())
+        text.ok().filter(|_| rest.is_empty()).ok_or(Reason::Utf16)
     };
     match bytes.as_slice() {
         [0xff, 0xfe, rest @ ..] => from_utf16(rest, u16::from_le_bytes),
         [0xfe, 0xff, rest @ ..] => from_utf16(rest, u16::from_be_bytes),
-        _ => String::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}")),
+        _ => String::from_utf8(bytes).map_err(|error| Reason::Utf8(error.utf8_error())),
     }
 }
 
@@ -143,21 +143,18 @@ struct Entries(Vec<Value>);
 
 impl Entries {
     /// Cluster and user of the current context. The user may be missing.
-    fn current(&self) -> Result<(Cluster, AuthInfo), String> {
+    fn current(&self) -> Result<(Cluster, AuthInfo), Reason> {
         let mut names = self.0.iter().filter_map(|document| text(document, "current-context"));
-        let name = names.next().ok_or("it has no current-context")?;
-        let (_, context) = self
-            .named("contexts", "context", name)
-            .ok_or_else(|| format!("it has no context {name}, which is its current-context"))?;
-        let cluster = text(context, "cluster").ok_or_else(|| format!("its context {name} names no cluster"))?;
-        let (path, cluster) = self
-            .named("clusters", "cluster", cluster)
-            .ok_or_else(|| format!("it has no cluster {cluster}, which its current context names"))?;
+        let name = names.next().ok_or(Reason::NoCurrentContext)?;
+        let context = self.named("contexts", "context", name);
+        let (_, context) = context.ok_or_else(|| Reason::NoContext(name.to_owned()))?;
+        let cluster = text(context, "cluster").ok_or_else(|| Reason::NoClusterName(name.to_owned()))?;
+        let named = self.named("clusters", "cluster", cluster);
+        let (path, cluster) = named.ok_or_else(|| Reason::NoCluster(cluster.to_owned()))?;
         let cluster = made(&path, cluster)?;
         let user = text(context, "user").and_then(|user| self.named("users", "user", user));
         // The text of an error may show a value, and those of a user are secret.
-        let hidden = |path: String| move |_| format!("{path}: a field has a value of another type than it should");
-        let user = user.map(|(path, user)| made(&path, user).map_err(hidden(path))).transpose()?;
+        let user = user.map(|(path, user)| made(&path, user).map_err(|_| Reason::UserField(path))).transpose()?;
         Ok((cluster, user.unwrap_or_default()))
     }
 
@@ -176,15 +173,21 @@ fn text<'v>(value: &'v Value, field: &str) -> Option<&'v str> {
     value.get(field)?.as_str().filter(|text| !text.is_empty())
 }
 
-fn made<T: DeserializeOwned>(path: &str, value: &Value) -> Result<T, String> {
-    serde_path_to_error::deserialize(value).map_err(|error| match error.path().to_string().as_str() {
-        "." => format!("{path}: {}", error.inner()),
-        inner => format!("{path}.{inner}: {}", error.inner()),
+fn made<T: DeserializeOwned>(path: &str, value: &Value) -> Result<T, Reason> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = match error.path().to_string().as_str() {
+            "." => path.to_owned(),
+            inner => format!("{path}.{inner}"),
+        };
+        Reason::Field(path, error.into_inner())
     })
 }
 
 /// Configuration for one cluster and one user.
-pub(crate) async fn build(mut cluster: Cluster, user: AuthInfo) -> Result<Config, String> {
+///
+/// # Errors
+/// One of them has a value, or names a file, that cannot be used.
+pub(crate) async fn build(mut cluster: Cluster, user: AuthInfo) -> Result<Config, Reason> {
     cluster.proxy_url.take_if(|url| url.is_empty());
     cluster.proxy_url.get_or_insert_with(|| NO_PROXY.to_owned());
     let name = "current".to_owned();
@@ -197,7 +200,7 @@ pub(crate) async fn build(mut cluster: Cluster, user: AuthInfo) -> Result<Config
         ..Kubeconfig::default()
     };
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    let mut config = config.map_err(|error| chain(&error))?;
+    let mut config = config.map_err(Reason::Kubeconfig)?;
     config.proxy_url.take_if(|url| *url == NO_PROXY);
     if let Some(cluster) = config.auth_info.exec.as_mut().and_then(|exec| exec.cluster.as_mut()) {
         cluster.proxy_url.take_if(|url| url == NO_PROXY);
@@ -220,7 +223,7 @@ mod tests {
         fs::create_dir_all(&directory).unwrap();
         let file = directory.join("config");
         fs::write(&file, text).unwrap();
-        let config = read(&file).await.map(|read| read.config);
+        let config = read(&file).await.map(|read| read.config).map_err(|error| error.to_string());
         fs::remove_dir_all(&directory).unwrap();
         (config, directory)
     }
@@ -257,7 +260,7 @@ mod tests {
         ] {
             let text: Vec<u8> = "current-context: ä".encode_utf16().flat_map(bytes).collect();
             assert_eq!(decode([&mark, &*text].concat()).unwrap(), "current-context: ä");
-            assert_eq!(decode([&mark, &text[1..]].concat()).unwrap_err(), "it is not UTF-16");
+            assert_eq!(decode([&mark, &text[1..]].concat()).unwrap_err().to_string(), "it is not UTF-16");
         }
     }
 

@@ -24,7 +24,7 @@ use crate::{
         connector::Connector,
         link::BoxError,
         time_limit::within,
-        tls::{self, TlsMaterial},
+        tls::{self, TlsError, TlsMaterial},
     },
 };
 
@@ -71,7 +71,11 @@ impl From<io::Error> for Failure {
 }
 
 impl Way {
-    pub(super) fn new(configuration: Arc<Configuration>, connector: Connector) -> Result<Self, String> {
+    /// Way with the credentials of the configuration.
+    ///
+    /// # Errors
+    /// They cannot be used.
+    pub(super) fn new(configuration: Arc<Configuration>, connector: Connector) -> Result<Self, TlsError> {
         let tls = configuration.tls()?;
         Ok(Self { configuration, tls, connector })
     }
@@ -144,11 +148,14 @@ impl Way {
 
 impl Reached {
     /// Sends a request with the credentials.
+    ///
+    /// # Errors
+    /// There is no complete response in time.
     pub(super) async fn call(
         &self,
         configuration: &Configuration,
         request: Request<Bytes>,
-    ) -> Result<Response<Bytes>, String> {
+    ) -> io::Result<Response<Bytes>> {
         call(&self.connection, configuration, request).await
     }
 }
@@ -157,18 +164,18 @@ async fn call(
     connection: &Connection,
     configuration: &Configuration,
     mut request: Request<Bytes>,
-) -> Result<Response<Bytes>, String> {
+) -> io::Result<Response<Bytes>> {
     configuration.add_headers(request.headers_mut());
     if !request.body().is_empty() {
         let length = request.body().len().into();
         request.headers_mut().insert(CONTENT_LENGTH, length);
     }
-    let called = within(STEP_MAX, async {
+    within(STEP_MAX, async {
         let sent = connection.send(request).await.map_err(io::Error::other)?;
         let (parts, body) = sent.response.into_parts();
         Ok(Response::from_parts(parts, read_all(body).await.map_err(io::Error::other)?))
-    });
-    called.await.map_err(|error| chain(&error))
+    })
+    .await
 }
 
 fn certificate_error(error: &io::Error) -> Option<&CertificateError> {

@@ -7,7 +7,10 @@ use std::{
     str::FromStr,
 };
 
-use http::{Uri, uri::Authority};
+use http::{
+    Uri,
+    uri::{Authority, InvalidUri},
+};
 
 use crate::transport::hosts;
 
@@ -24,6 +27,26 @@ const IN_CLEAR: &str = "over http the token could be read on the way: use https,
 /// Remedy for a URL with parts that requests would not have, and that logs would show.
 const HAS_CREDENTIALS: &str = "a user, a password or a query in it would not be sent: remove it, and put credentials \
                                into the kubeconfig's user";
+
+/// Reason why a text or URL is no address of an API server.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    /// It has none of the forms of an address.
+    #[error("{}", EXPECTED)]
+    Form,
+    /// It is no URL of a server, and nothing else is possible.
+    #[error("{}", EXPECTED_URL)]
+    Url,
+    /// It cannot be parsed as a URL.
+    #[error("{0}; {expected}", expected = EXPECTED)]
+    Syntax(InvalidUri),
+    /// Requests could be read on the network.
+    #[error("{}", IN_CLEAR)]
+    InClear,
+    /// It has parts that may be credentials.
+    #[error("{}", HAS_CREDENTIALS)]
+    HasCredentials,
+}
 
 /// Authority in requests that go to a local socket.
 const LOCAL: &str = "localhost";
@@ -88,35 +111,37 @@ impl ServerAddress {
 }
 
 impl TryFrom<Uri> for ServerAddress {
-    type Error = &'static str;
+    type Error = AddressError;
 
     fn try_from(url: Uri) -> Result<Self, Self::Error> {
         match is_server_url(&url) {
-            true if leaves_machine_in_clear(&url) => Err(IN_CLEAR),
-            true if has_credentials(&url) => Err(HAS_CREDENTIALS),
+            true if leaves_machine_in_clear(&url) => Err(AddressError::InClear),
+            true if has_credentials(&url) => Err(AddressError::HasCredentials),
             true => Ok(Self::Url(url)),
-            false => Err(EXPECTED_URL),
+            false => Err(AddressError::Url),
         }
     }
 }
 
 impl FromStr for ServerAddress {
-    type Err = String;
+    type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         if let Some(path) = text.strip_prefix("unix://") {
             let path = PathBuf::from(path);
-            return if path.is_absolute() { Ok(Self::Unix(path)) } else { Err(EXPECTED.to_owned()) };
+            return if path.is_absolute() { Ok(Self::Unix(path)) } else { Err(AddressError::Form) };
         }
         if let Some(rest) = text.strip_prefix("vsock://") {
             let parts = rest.trim_end_matches('/').split_once(':');
             let parsed = parts.and_then(|(cid, port)| Some((cid.parse().ok()?, port.parse().ok()?)));
-            let (cid, port) = parsed.ok_or_else(|| EXPECTED.to_owned())?;
+            let (cid, port) = parsed.ok_or(AddressError::Form)?;
             return Ok(Self::Vsock { cid, port });
         }
-        let url: Uri = text.parse().map_err(|error| format!("{error}; {EXPECTED}"))?;
-        let expected = |error| if error == EXPECTED_URL { EXPECTED } else { error };
-        Self::try_from(url).map_err(|error| expected(error).to_owned())
+        let url: Uri = text.parse().map_err(AddressError::Syntax)?;
+        Self::try_from(url).map_err(|error| match error {
+            AddressError::Url => AddressError::Form,
+            error => error,
+        })
     }
 }
 
@@ -159,7 +184,12 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<ServerAddress, String> {
-        text.parse()
+        text.parse().map_err(|error: AddressError| error.to_string())
+    }
+
+    /// Error about the server of a kubeconfig.
+    fn url_error(url: &'static str) -> String {
+        ServerAddress::try_from(Uri::from_static(url)).unwrap_err().to_string()
     }
 
     #[test]
@@ -175,7 +205,7 @@ mod tests {
     #[test]
     fn credentials_in_a_url_are_refused_and_not_repeated() {
         for url in ["https://user:secret@api", "https://secret@10.0.0.1:6443/a", "https://api/?token=secret"] {
-            let error = ServerAddress::try_from(Uri::from_static(url)).unwrap_err();
+            let error = url_error(url);
             assert!(error.contains("remove it") && !error.contains("secret"), "{error}");
             assert_eq!(parse(url).unwrap_err(), error);
         }
@@ -190,13 +220,13 @@ mod tests {
             ["http://10.0.0.1", "http://api:6443", "http://[fd00::1]", "http://127.0.0.1@api", "http://a.localhost"]
         {
             assert!(parse(url).unwrap_err().contains("use https"), "{url}");
-            assert!(ServerAddress::try_from(Uri::from_static(url)).unwrap_err().contains("use https"), "{url}");
+            assert!(url_error(url).contains("use https"), "{url}");
         }
     }
 
     #[test]
     fn a_kubeconfig_has_a_url_and_other_addresses_are_sent_to_the_flag() {
-        let error = ServerAddress::try_from(Uri::from_static("vsock://2:6443")).unwrap_err();
+        let error = url_error("vsock://2:6443");
         assert!(error.contains("a URL like https://") && error.contains("--apiserver"), "{error}");
     }
 

@@ -6,7 +6,7 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, Error, InconsistentKeys, RootCertStore,
     SignatureScheme,
     client::{
-        Resumption, WebPkiServerVerifier,
+        Resumption, VerifierBuilderError, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
         verify_server_name,
     },
@@ -46,29 +46,56 @@ pub(crate) struct Identity {
     pub(crate) key: Vec<u8>,
 }
 
+/// Part of the material that cannot be used. Of authorities, the first value is their place.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    #[error("{0}")]
+    Versions(Error),
+    #[error("{0}: it has no certificate in PEM: put the API server's authority there")]
+    NoAuthority(String),
+    #[error("{0}: no certificate of it can be read: put the API server's authority there")]
+    UnreadableAuthorities(String),
+    #[error("{0}: {1}")]
+    Authorities(String, VerifierBuilderError),
+    #[error("the system's authorities: {0}")]
+    SystemAuthorities(Error),
+    #[error("client certificate: {0}")]
+    Certificate(pem::Error),
+    #[error("client certificate: it has no certificate in PEM")]
+    NoCertificate,
+    #[error("client certificate: it is not a certificate")]
+    NotACertificate,
+    #[error("client key: {0}")]
+    Key(pem::Error),
+    #[error("client key: it has no private key in PEM")]
+    NoKey,
+    #[error("client key: {0}; it may be {expected}", expected = NOT_SUPPORTED)]
+    KeyKind(Error),
+    #[error("client certificate and key: {0}")]
+    Mismatch(Error),
+}
+
 impl TlsMaterial {
     /// Configuration of a TLS client.
     ///
     /// # Errors
-    /// A message that names what cannot be used.
-    pub(crate) fn client_config(&self) -> Result<Arc<ClientConfig>, String> {
+    /// A part of the material cannot be used.
+    pub(crate) fn client_config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| error.to_string())?;
+        let builder = builder.map_err(TlsError::Versions)?;
         let builder = match &self.authorities {
             _ if self.is_insecure => {
                 let verifier = Verifier { provider: provider.clone(), trust: Trust::Any };
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
             }
             Some(certificates) => {
-                let trusted = Trusted::new(certificates, provider.clone());
-                let trusted = trusted.map_err(|error| {
-                    format!("{}: {error}", self.authorities_from.as_deref().unwrap_or("certificate authority"))
-                })?;
+                let place = self.authorities_from.as_deref().unwrap_or("certificate authority");
+                let trusted = Trusted::new(certificates, place, provider.clone())?;
                 let verifier = Verifier { provider: provider.clone(), trust: Trust::These(trusted) };
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
             }
-            None => builder.with_platform_verifier().map_err(|error| format!("the system's authorities: {error}"))?,
+            None => builder.with_platform_verifier().map_err(TlsError::SystemAuthorities)?,
         };
         let mut config = match &self.identity {
             Some(identity) => builder.with_client_cert_resolver(Arc::new(identity.resolver(&provider)?)),
@@ -125,18 +152,14 @@ const NOT_SUPPORTED: &str = "of P-521 or another kind that cproxy does not suppo
 impl Identity {
     /// The client's certificate and key, as rustls asks for them. The certificate is the server's to judge: it may have
     /// any version, which webpki refuses.
-    fn resolver(&self, provider: &CryptoProvider) -> Result<SingleCertAndKey, String> {
-        let chain = certificates(&self.certificate, "client certificate")?;
+    fn resolver(&self, provider: &CryptoProvider) -> Result<SingleCertAndKey, TlsError> {
+        let chain = certificates(&self.certificate)?;
         let key = provider.key_provider.load_private_key(private_key(&self.key)?);
-        let key = key.map_err(|error| format!("client key: {error}; it may be {NOT_SUPPORTED}"))?;
+        let key = key.map_err(TlsError::KeyKind)?;
         let certified = CertifiedKey::new(chain, key);
         match certified.keys_match() {
-            Err(error @ Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
-                Err(format!("client certificate and key: {error}"))
-            }
-            Err(Error::InvalidCertificate(CertificateError::BadEncoding)) => {
-                Err("client certificate: it is not a certificate".to_owned())
-            }
+            Err(error @ Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(TlsError::Mismatch(error)),
+            Err(Error::InvalidCertificate(CertificateError::BadEncoding)) => Err(TlsError::NotACertificate),
             _ => Ok(certified.into()),
         }
     }
@@ -167,8 +190,8 @@ struct Trusted {
 }
 
 impl Trusted {
-    /// As client-go, it leaves out authorities that cannot be read, if there are others.
-    fn new(certificates: &[Vec<u8>], provider: Arc<CryptoProvider>) -> Result<Self, String> {
+    /// As client-go, it leaves out authorities that cannot be read, if there are others. `place`: of the certificates.
+    fn new(certificates: &[Vec<u8>], place: &str, provider: Arc<CryptoProvider>) -> Result<Self, TlsError> {
         let mut store = RootCertStore::empty();
         let trusted: Vec<_> = certificates.iter().map(|der| CertificateDer::from(der.clone())).collect();
         // A certificate of a server may not sign others. Without any that may, the verifier needs one all the same.
@@ -178,12 +201,12 @@ impl Trusted {
             store.add_parsable_certificates(trusted.iter().cloned());
         }
         if store.is_empty() {
-            let what =
-                if trusted.is_empty() { "it has no certificate in PEM" } else { "no certificate of it can be read" };
-            return Err(format!("{what}: put the API server's authority there"));
+            let place = place.to_owned();
+            let is_empty = trusted.is_empty();
+            return Err(if is_empty { TlsError::NoAuthority(place) } else { TlsError::UnreadableAuthorities(place) });
         }
         let by_authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider).build();
-        let by_authorities = by_authorities.map_err(|error| error.to_string())?;
+        let by_authorities = by_authorities.map_err(|error| TlsError::Authorities(place.to_owned(), error))?;
         Ok(Self { by_authorities, certificates: trusted, has_authority: signers != 0 })
     }
 
@@ -277,16 +300,16 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-fn certificates(pem: &[u8], role: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let certificates: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(pem).collect();
-    let certificates = certificates.map_err(|error| format!("{role}: {error}"))?;
-    if certificates.is_empty() { Err(format!("{role}: it has no certificate in PEM")) } else { Ok(certificates) }
+    let certificates = certificates.map_err(TlsError::Certificate)?;
+    if certificates.is_empty() { Err(TlsError::NoCertificate) } else { Ok(certificates) }
 }
 
-fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(pem).map_err(|error| match error {
-        pem::Error::NoItemsFound => "client key: it has no private key in PEM".to_owned(),
-        error => format!("client key: {error}"),
+        pem::Error::NoItemsFound => TlsError::NoKey,
+        error => TlsError::Key(error),
     })
 }
 
@@ -296,7 +319,7 @@ mod tests {
 
     #[test]
     fn material_that_cannot_be_used_is_named() {
-        let error = |material: TlsMaterial| material.client_config().unwrap_err();
+        let error = |material: TlsMaterial| material.client_config().unwrap_err().to_string();
         let authorities = |certificates: &[&[u8]]| TlsMaterial {
             authorities: Some(certificates.iter().map(|der| der.to_vec()).collect()),
             ..TlsMaterial::default()
