@@ -62,7 +62,7 @@ impl SourceStatus {
         let Followed::ApiServer(client) = &self.followed else { return };
         let (client, last_contact) = (client.clone(), self.last_contact.clone());
         drop(tokio::spawn(async move {
-            if client.turn().await {
+            if client.try_fail_over().await {
                 last_contact.list_anew(false);
             }
         }));
@@ -75,7 +75,7 @@ impl SourceStatus {
         let (client, last_contact) = (client.clone(), self.last_contact.clone());
         drop(tokio::spawn(async move {
             if !doubted.starts_with(&*client.choice().0) {
-                client.give_up_server().await;
+                client.force_fail_over().await;
             }
             last_contact.list_anew(true);
         }));

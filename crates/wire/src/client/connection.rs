@@ -33,6 +33,7 @@ use tokio::{
 };
 
 use crate::{
+    client::connect_error::DialError,
     credentials::configuration::Configuration,
     transport::{
         address::ServerAddress,
@@ -99,14 +100,17 @@ pub(crate) struct Dialer {
 
 impl Dialer {
     /// Connects. Where TLS does not settle the HTTP version, HTTP/2 is tried first.
-    pub(crate) async fn connect(self) -> Result<Connection, BoxError> {
+    ///
+    /// # Errors
+    /// The server cannot be reached, or speaks neither version.
+    pub(crate) async fn connect(self) -> Result<Connection, DialError> {
         let (stream, reached, is_http2) = self.open().await?;
         match is_http2 {
             Some(is_http2) => self.speak(stream, reached, is_http2).await,
             None => match self.http2(stream, reached, true).await {
                 Ok(connection) => Ok(connection),
                 // A server of HTTP/1.1 refuses what it does not know. One that is silent is slow.
-                Err(error) if is_timeout(&error) => Err(error),
+                Err(error) if error.is_timeout() => Err(error),
                 Err(error) => {
                     tracing::debug!("no HTTP/2 at {}: {error}", self.address);
                     let (stream, reached, _) = self.open().await?;
@@ -117,12 +121,15 @@ impl Dialer {
     }
 
     /// Speaks HTTP over a stream on which TLS has chosen the version.
+    ///
+    /// # Errors
+    /// The server does not speak it.
     pub(crate) async fn speak(
         self,
         stream: Box<dyn Stream>,
         reached: ReachedAddress,
         is_http2: bool,
-    ) -> Result<Connection, BoxError> {
+    ) -> Result<Connection, DialError> {
         if is_http2 { self.http2(stream, reached, false).await } else { self.http1(stream, reached).await }
     }
 
@@ -150,7 +157,7 @@ impl Dialer {
         stream: Box<dyn Stream>,
         reached: ReachedAddress,
         is_uncertain: bool,
-    ) -> Result<Connection, BoxError> {
+    ) -> Result<Connection, DialError> {
         let mut builder = Builder::new();
         builder
             .enable_push(false)
@@ -158,12 +165,12 @@ impl Dialer {
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_header_list_size(HEAD_BYTES_MAX);
         let (sender, mut driver) = builder.handshake::<_, Bytes>(stream).await?;
-        let mut pings = driver.ping_pong().ok_or("HTTP/2 without PING")?;
+        let mut pings = driver.ping_pong().ok_or(DialError::NoPing)?;
         if is_uncertain {
             tokio::select! {
                 end = &mut driver => {
                     end?;
-                    return Err("the connection was closed".into());
+                    return Err(DialError::Closed);
                 }
                 pong = within(self.limit(), async { pings.ping(Ping::opaque()).await.map_err(io::Error::other) }) => {
                     pong?;
@@ -178,7 +185,7 @@ impl Dialer {
         Ok(self.connection(Protocol::Http2(sender), reached, Some((probe, answered))))
     }
 
-    async fn http1(self, stream: Box<dyn Stream>, reached: ReachedAddress) -> Result<Connection, BoxError> {
+    async fn http1(self, stream: Box<dyn Stream>, reached: ReachedAddress) -> Result<Connection, DialError> {
         let sender = start_http1(stream).await?;
         let protocol = Protocol::Http1(Mutex::new(vec![sender]), Box::new(self.clone()));
         Ok(self.connection(protocol, reached, None))
@@ -313,10 +320,6 @@ async fn drive(
         // This drops the connection, which ends its responses.
         () = watch => tracing::debug!("the API server does not answer a PING"),
     }
-}
-
-fn is_timeout(error: &BoxError) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
 }
 
 async fn start_http1(stream: Box<dyn Stream>) -> hyper::Result<http1::SendRequest<RequestBody>> {

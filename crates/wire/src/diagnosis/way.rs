@@ -13,7 +13,8 @@ use tokio::time::timeout;
 
 use crate::{
     client::{
-        api_client::read_all,
+        call::read_all,
+        connect_error::DialError,
         connection::{Connection, Dialer},
     },
     credentials::configuration::Configuration,
@@ -22,7 +23,6 @@ use crate::{
     transport::{
         address::ServerAddress,
         connector::Connector,
-        link::BoxError,
         time_limit::within,
         tls::{self, TlsError, TlsMaterial},
     },
@@ -57,9 +57,9 @@ pub(super) struct Failure {
     pub(super) invalid: Option<Validity>,
 }
 
-impl From<BoxError> for Failure {
-    fn from(error: BoxError) -> Self {
-        Self { text: chain(&*error), invalid: None }
+impl From<DialError> for Failure {
+    fn from(error: DialError) -> Self {
+        Self { text: chain(&error), invalid: None }
     }
 }
 
