@@ -14,7 +14,7 @@ use crate::{
         server_choice::{Action, Change, Condition, Input, ServerChoice},
     },
     credentials::configuration::{ApiServer, Configuration},
-    transport::connector::Connector,
+    transport::{address::ServerAddress, connector::Connector},
 };
 
 /// Servers, identity, and the present connection.
@@ -87,16 +87,10 @@ impl Session {
         let (server_count, fingerprint) = (configuration.servers.len(), configuration.fingerprint());
         let mut errors = AttemptErrors(Vec::new());
         let action = match self.step(Input::Connect { server_count, fingerprint, is_open: kept.is_some() }) {
-            Action::Dial(index) => {
-                // Messages name the server that is being tried if there is no connection to another one.
-                let shown = kept.is_none().then_some(status);
-                match self.dial(&configuration, index, shown, &mut errors).await {
-                    Ok((connection, index, change)) => {
-                        return Ok((self.replace(connection, index, change, &configuration, status), true));
-                    }
-                    Err(action) => action,
-                }
-            }
+            Action::Dial(index) => match self.dial(&configuration, index, kept.is_none(), status, &mut errors).await {
+                Ok(connection) => return Ok((connection, true)),
+                Err(action) => action,
+            },
             action => action,
         };
         match (action, kept) {
@@ -108,15 +102,16 @@ impl Session {
         }
     }
 
-    /// Connects to this server, or to the next ones until one is reached. Returns its index, too; otherwise what to do
-    /// without a new connection.
+    /// Connects to this server, or to the next ones until one is reached; otherwise says what to do without a new
+    /// connection. `is_only`: there is no other connection, so messages name the server that is being tried.
     async fn dial(
         &mut self,
         configuration: &Arc<Configuration>,
         mut index: usize,
-        shown: Option<&ClientStatus>,
+        is_only: bool,
+        status: &ClientStatus,
         errors: &mut AttemptErrors,
-    ) -> Result<(Connection, usize, Change), Action> {
+    ) -> Result<Arc<Connection>, Action> {
         let tls = match configuration.tls() {
             Ok(tls) => tls,
             Err(error) => {
@@ -126,8 +121,10 @@ impl Session {
         };
         let has_others = configuration.servers.len() > 1;
         loop {
-            let Some(address) = configuration.servers.get(index) else { return Err(self.step(Input::CannotDial)) };
-            if let Some(status) = shown {
+            let Some(address) = configuration.servers.get(index).cloned() else {
+                return Err(self.step(Input::CannotDial));
+            };
+            if is_only {
                 status.set_server(address.to_string(), index);
             }
             let dialer = Dialer {
@@ -138,42 +135,32 @@ impl Session {
                 has_others,
                 avoided: self.choice.avoided(),
             };
-            let action = match dialer.connect().await {
-                Ok(connection) => match self.step(Input::Reached(connection.reached())) {
-                    Action::Replace(change) => return Ok((connection, index, change)),
-                    action => action,
-                },
-                Err(error) => {
-                    let address = address.clone();
-                    let error =
-                        if has_others { AttemptError::Server(address, error) } else { AttemptError::OnlyServer(error) };
-                    errors.0.push(error);
-                    self.step(Input::NotReached)
+            match dialer.connect().await {
+                Ok(connection) => {
+                    status.set_server(address.to_string(), index);
+                    return Ok(self.replace(connection, &address));
                 }
-            };
-            match action {
+                Err(error) if has_others => errors.0.push(AttemptError::Server(address, error)),
+                Err(error) => errors.0.push(AttemptError::OnlyServer(error)),
+            }
+            match self.step(Input::NotReached) {
                 Action::Dial(next) => index = next,
                 action => return Err(action),
             }
         }
     }
 
-    /// Makes a connection to the server with this index the present one.
-    fn replace(
-        &mut self,
-        connection: Connection,
-        index: usize,
-        change: Change,
-        configuration: &Configuration,
-        status: &ClientStatus,
-    ) -> Arc<Connection> {
-        let address = configuration.servers.get(index).map(ToString::to_string).unwrap_or_default();
-        match change {
-            Change::Renewed => tracing::info!(name: "connected", "connected anew to the API server at {address}"),
-            Change::Moved => tracing::info!(name: "connected", "connected to another API server, at {address}"),
-            Change::Repeated => {}
+    /// Makes a connection to this server the present one.
+    fn replace(&mut self, connection: Connection, address: &ServerAddress) -> Arc<Connection> {
+        match self.step(Input::Reached(connection.reached())) {
+            Action::Replace(Change::Renewed) => {
+                tracing::info!(name: "connected", "connected anew to the API server at {address}");
+            }
+            Action::Replace(Change::Moved) => {
+                tracing::info!(name: "connected", "connected to another API server, at {address}");
+            }
+            _ => {}
         }
-        status.set_server(address, index);
         self.kept_because = None;
         let connection = Arc::new(connection);
         let old = self.current.replace(connection.clone());
