@@ -8,7 +8,7 @@ mod clock;
 mod credentials;
 mod expiry;
 pub(crate) mod finding;
-mod way;
+mod server_probe;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use self::{
     access_review::{AccessReview, RIGHTS, Right},
     finding::{Finding, Grade},
-    way::{Reached, Way},
+    server_probe::{ReachedServer, ServerProbe},
 };
 use crate::{
     credentials::{
@@ -67,24 +67,29 @@ async fn walk(options: &ApiServer, node_name: Option<&str>, connector: Connector
         }
     }
     let local = Timestamp::now().as_second();
-    let way = match Way::new(Arc::new(configuration), connector) {
-        Ok(way) => way,
+    let probe = match ServerProbe::new(Arc::new(configuration), connector) {
+        Ok(probe) => probe,
         Err(error) => return findings.push(Finding::required("api_server", Grade::Missing, error)),
     };
-    findings.extend(credentials::expiries(way.configuration(), expires, local));
+    findings.extend(credentials::expiries(probe.configuration(), expires, local));
     let hint = if options.kubeconfig.is_none() && options.addresses.is_empty() { CLUSTER_IP } else { "" };
-    let Some(reached) = find_server(&way, hint, local, findings).await else { return };
-    if ask_who(&way, &reached, findings).await {
-        ask_rights(&way, &reached, node_name, findings).await;
+    let Some(reached) = find_server(&probe, hint, local, findings).await else { return };
+    if ask_who(&probe, &reached, findings).await {
+        ask_rights(&probe, &reached, node_name, findings).await;
     }
 }
 
 /// First server that can be reached, in the order of preference.
-async fn find_server(way: &Way, hint: &str, local: i64, findings: &mut Vec<Finding>) -> Option<Reached> {
+async fn find_server(
+    probe: &ServerProbe,
+    hint: &str,
+    local: i64,
+    findings: &mut Vec<Finding>,
+) -> Option<ReachedServer> {
     let mut failures = Vec::new();
     let mut invalid = None;
-    for address in &way.configuration().servers {
-        match way.reach(address).await {
+    for address in &probe.configuration().servers {
+        match probe.reach(address).await {
             Ok(reached) => {
                 findings.push(server_line(&reached, &failures));
                 findings.extend(reached.certificate.map(|times| expiry::of_server(times, local)));
@@ -99,12 +104,12 @@ async fn find_server(way: &Way, hint: &str, local: i64, findings: &mut Vec<Findi
     findings.push(Finding::required("api_server", Grade::Missing, format!("{}{hint}", failures.join("; "))));
     if let Some((address, times)) = invalid {
         findings.push(expiry::of_server(times, local));
-        findings.push(clock::unverified(local, way.date_of_unverified(address).await));
+        findings.push(clock::unverified(local, probe.date_of_unverified(address).await));
     }
     None
 }
 
-fn server_line(reached: &Reached, failures: &[String]) -> Finding {
+fn server_line(reached: &ReachedServer, failures: &[String]) -> Finding {
     let answered = format!("{} answered after {} ms", reached.address, reached.time.as_millis());
     match failures {
         [] => Finding::required("api_server", Grade::Ok, answered),
@@ -115,9 +120,9 @@ fn server_line(reached: &Reached, failures: &[String]) -> Finding {
 }
 
 /// Asks whom the server takes the agent for. Returns whether it accepts the credentials.
-async fn ask_who(way: &Way, reached: &Reached, findings: &mut Vec<Finding>) -> bool {
+async fn ask_who(probe: &ServerProbe, reached: &ReachedServer, findings: &mut Vec<Finding>) -> bool {
     let sent_at = Timestamp::now().as_second();
-    let response = match reached.call(way.configuration(), credentials::who_am_i()).await {
+    let response = match reached.call(probe.configuration(), credentials::who_am_i()).await {
         Ok(response) => response,
         Err(error) => {
             findings.push(Finding::required("credentials", Grade::Missing, format!("no answer: {}", chain(&error))));
@@ -125,20 +130,28 @@ async fn ask_who(way: &Way, reached: &Reached, findings: &mut Vec<Finding>) -> b
         }
     };
     findings.push(clock::compared(sent_at, Timestamp::now().as_second(), clock::date(response.headers())));
-    let line = credentials::line(way.configuration(), &response);
+    let line = credentials::line(probe.configuration(), &response);
     let is_accepted = line.grade != Grade::Missing;
     findings.push(line);
     is_accepted
 }
 
-async fn ask_rights(way: &Way, reached: &Reached, node_name: Option<&str>, findings: &mut Vec<Finding>) {
+async fn ask_rights(
+    probe: &ServerProbe,
+    reached: &ReachedServer,
+    node_name: Option<&str>,
+    findings: &mut Vec<Finding>,
+) {
     for right in RIGHTS {
         // Without a name, the agent does not read Nodes.
         if !right.is_required && node_name.is_none() {
             continue;
         }
         let name = node_name.filter(|_| !right.is_required);
-        match reached.call(way.configuration(), right.request(name)).await.map(|response| AccessReview::read(&response))
+        match reached
+            .call(probe.configuration(), right.request(name))
+            .await
+            .map(|response| AccessReview::read(&response))
         {
             Ok(AccessReview::NotReviewed(reason)) => {
                 let detail = format!(

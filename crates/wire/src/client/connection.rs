@@ -204,7 +204,7 @@ impl Dialer {
             authority: self.address.authority(),
             path_prefix: self.address.path_prefix().to_owned(),
             reached,
-            server: named(&self.address, reached).into(),
+            server: server_text(&self.address, reached).into(),
             superseded: watch::Sender::new(false),
             probe,
             has_served: AtomicBool::new(false),
@@ -213,7 +213,7 @@ impl Dialer {
 }
 
 /// A server, with the address that its name had.
-fn named(address: &ServerAddress, reached: ReachedAddress) -> String {
+fn server_text(address: &ServerAddress, reached: ReachedAddress) -> String {
     match reached.ip {
         Some(ip) if reached.other_count > 0 => format!("{address} ({ip})"),
         _ => address.to_string(),
@@ -268,7 +268,7 @@ impl Connection {
             Protocol::Http1(senders, dialer) => {
                 parts.uri = path.parse()?;
                 parts.headers.insert(HOST, HeaderValue::try_from(self.authority.as_str())?);
-                let mut sender = match idle(senders) {
+                let mut sender = match take_idle(senders) {
                     Some(sender) => sender,
                     None => start_http1(dialer.open().await?.0).await?,
                 };
@@ -333,7 +333,7 @@ async fn start_http1(stream: Box<dyn Stream>) -> hyper::Result<http1::SendReques
 }
 
 /// Removes a connection whose last response has been read. Forgets closed ones.
-fn idle(senders: &Mutex<Vec<http1::SendRequest<RequestBody>>>) -> Option<http1::SendRequest<RequestBody>> {
+fn take_idle(senders: &Mutex<Vec<http1::SendRequest<RequestBody>>>) -> Option<http1::SendRequest<RequestBody>> {
     let mut senders = senders.lock().unwrap_or_else(PoisonError::into_inner);
     senders.retain(|sender| !sender.is_closed());
     let index = senders.iter().position(http1::SendRequest::is_ready)?;

@@ -124,12 +124,12 @@ pub struct Configuration {
 /// # Errors
 /// The configuration is incomplete or invalid.
 pub async fn configure(server: &ApiServer) -> Result<Configuration, ClientError> {
-    let kubeconfig::Read { config, authorities_from } = match &server.kubeconfig {
+    let kubeconfig::ParsedKubeconfig { config, authorities_from } = match &server.kubeconfig {
         Some(path) => {
             let read = kubeconfig::read(path).await;
             read.map_err(|error| ClientError::Kubeconfig(path.clone(), error.into()))?
         }
-        None => kubeconfig::Read {
+        None => kubeconfig::ParsedKubeconfig {
             config: in_cluster(server.addresses.first()).await?,
             authorities_from: Some(format!("{SERVICE_ACCOUNT_DIR}/ca.crt")),
         },

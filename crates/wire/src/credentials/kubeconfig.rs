@@ -21,7 +21,7 @@ use crate::credentials::{
 const NO_PROXY: &str = "none";
 
 /// Configuration, and the place of its certificate authorities, in words.
-pub(crate) struct Read {
+pub(crate) struct ParsedKubeconfig {
     pub(crate) config: Config,
     /// `None`: those of the system.
     pub(crate) authorities_from: Option<String>,
@@ -31,7 +31,7 @@ pub(crate) struct Read {
 ///
 /// # Errors
 /// The file cannot be read, or lacks what its current context names.
-pub(crate) async fn read(path: &Path) -> Result<Read, Reason> {
+pub(crate) async fn read(path: &Path) -> Result<ParsedKubeconfig, Reason> {
     file::check(path, FILE_BYTES_MAX).map_err(Reason::File)?;
     let text = decode(fs::read(path).map_err(Reason::File)?)?;
     let mut documents = cproxy_yaml::values(&text).map_err(Reason::Yaml)?;
@@ -66,7 +66,7 @@ pub(crate) async fn read(path: &Path) -> Result<Read, Reason> {
         (None, Some(file)) => Some(format!("certificate-authority {file}")),
         (None, None) => None,
     };
-    Ok(Read { config: build(cluster, user).await?, authorities_from })
+    Ok(ParsedKubeconfig { config: build(cluster, user).await?, authorities_from })
 }
 
 /// Bytes of a field in base64.
@@ -151,10 +151,11 @@ impl Entries {
         let cluster = text(context, "cluster").ok_or_else(|| Reason::NoClusterName(name.to_owned()))?;
         let named = self.named("clusters", "cluster", cluster);
         let (path, cluster) = named.ok_or_else(|| Reason::NoCluster(cluster.to_owned()))?;
-        let cluster = made(&path, cluster)?;
+        let cluster = deserialize(&path, cluster)?;
         let user = text(context, "user").and_then(|user| self.named("users", "user", user));
         // The text of an error may show a value, and those of a user are secret.
-        let user = user.map(|(path, user)| made(&path, user).map_err(|_| Reason::UserField(path))).transpose()?;
+        let user =
+            user.map(|(path, user)| deserialize(&path, user).map_err(|_| Reason::UserField(path))).transpose()?;
         Ok((cluster, user.unwrap_or_default()))
     }
 
@@ -173,7 +174,7 @@ fn text<'v>(value: &'v Value, field: &str) -> Option<&'v str> {
     value.get(field)?.as_str().filter(|text| !text.is_empty())
 }
 
-fn made<T: DeserializeOwned>(path: &str, value: &Value) -> Result<T, Reason> {
+fn deserialize<T: DeserializeOwned>(path: &str, value: &Value) -> Result<T, Reason> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = match error.path().to_string().as_str() {
             "." => path.to_owned(),

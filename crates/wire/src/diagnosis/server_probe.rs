@@ -1,4 +1,4 @@
-//! The way to one API server: name, connection, TLS, HTTP.
+//! Attempt to reach one API server, step by step: name, connection, TLS, HTTP.
 
 use std::{
     io,
@@ -33,15 +33,15 @@ const STEP_MAX: Duration = Duration::from_secs(5);
 /// Limit on the lookup of a name and the attempts to connect to its addresses.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// Way to the servers of a configuration.
-pub(super) struct Way {
+/// Attempts to reach the servers of a configuration.
+pub(super) struct ServerProbe {
     configuration: Arc<Configuration>,
     tls: Option<Arc<ClientConfig>>,
     connector: Connector,
 }
 
 /// Server that was reached.
-pub(super) struct Reached {
+pub(super) struct ReachedServer {
     pub(super) address: ServerAddress,
     /// Time until the connection stood.
     pub(super) time: Duration,
@@ -70,8 +70,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-impl Way {
-    /// Way with the credentials of the configuration.
+impl ServerProbe {
+    /// Attempts with the credentials of the configuration.
     ///
     /// # Errors
     /// They cannot be used.
@@ -85,7 +85,7 @@ impl Way {
     }
 
     /// Goes to this server, one step after the other.
-    pub(super) async fn reach(&self, address: &ServerAddress) -> Result<Reached, Failure> {
+    pub(super) async fn reach(&self, address: &ServerAddress) -> Result<ReachedServer, Failure> {
         let start = Instant::now();
         let proxy = self.configuration.proxy.as_ref();
         let connecting = self.connector.connect(address, proxy, &[], STEP_MAX);
@@ -113,7 +113,7 @@ impl Way {
             certificate = None;
             connection = dialer.connect().await?;
         }
-        Ok(Reached { address: address.clone(), time: start.elapsed(), certificate, connection })
+        Ok(ReachedServer { address: address.clone(), time: start.elapsed(), certificate, connection })
     }
 
     fn dialer(
@@ -146,7 +146,7 @@ impl Way {
     }
 }
 
-impl Reached {
+impl ReachedServer {
     /// Sends a request with the credentials.
     ///
     /// # Errors

@@ -105,7 +105,7 @@ impl Connector {
     ) -> io::Result<(TcpStream, ReachedAddress)> {
         let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
         let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-        let addresses = attempts(dns::resolve(host, &self.setup, &self.root).await?, avoided, random_below);
+        let addresses = attempt_order(dns::resolve(host, &self.setup, &self.root).await?, avoided, random_below);
         let other_count = addresses.len().saturating_sub(1);
         let limit = if other_count == 0 { limit } else { limit.min(ADDRESS_TIMEOUT) };
         let start = Instant::now();
@@ -143,7 +143,7 @@ impl Connector {
 
 /// Addresses in the order in which they are tried: IPv4 first, each family in a random order, those to avoid last.
 /// `random_below` chooses a number below its argument.
-fn attempts(mut addresses: Vec<IpAddr>, avoided: &[IpAddr], random_below: impl Fn(usize) -> usize) -> Vec<IpAddr> {
+fn attempt_order(mut addresses: Vec<IpAddr>, avoided: &[IpAddr], random_below: impl Fn(usize) -> usize) -> Vec<IpAddr> {
     for end in (2..=addresses.len()).rev() {
         addresses.swap(end - 1, random_below(end).min(end - 1));
     }
@@ -249,19 +249,19 @@ mod tests {
         let all = ips(&["fd00::1", "10.0.0.1", "10.0.0.2", "fd00::2", "10.0.0.3"]);
         let last = |end: usize| end - 1;
         assert_eq!(
-            attempts(all.clone(), &[], last),
+            attempt_order(all.clone(), &[], last),
             ips(&["10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1", "fd00::2"]),
             "no swaps"
         );
         let avoided = ips(&["10.0.0.1", "fd00::9"]);
         assert_eq!(
-            attempts(all.clone(), &avoided, last),
+            attempt_order(all.clone(), &avoided, last),
             ips(&["10.0.0.2", "10.0.0.3", "fd00::1", "fd00::2", "10.0.0.1"])
         );
-        assert!(attempts(Vec::new(), &[], last).is_empty());
+        assert!(attempt_order(Vec::new(), &[], last).is_empty());
         let mut counts = std::collections::BTreeMap::<_, u32>::new();
         for _ in 0..6000 {
-            *counts.entry(attempts(all.clone(), &[], random_below)[..3].to_vec()).or_default() += 1;
+            *counts.entry(attempt_order(all.clone(), &[], random_below)[..3].to_vec()).or_default() += 1;
         }
         // 1000 of each order are expected, with a standard deviation of 29.
         assert_eq!(counts.len(), 6);
