@@ -63,13 +63,13 @@ pub(crate) fn accepted(with_zstd: bool) -> HeaderValue {
 }
 
 /// Decompressor of the chunks of a response, which passes on those that are not compressed.
-pub(crate) enum Unzip {
+pub(crate) enum Decompressor {
     Identity(Bytes),
     Gzip { decoder: Box<GzDecoder<Vec<u8>>>, rest: Bytes },
     Zstd { decoder: Zstd, rest: Bytes },
 }
 
-impl Unzip {
+impl Decompressor {
     /// For a response with these headers.
     pub(crate) fn new(headers: &HeaderMap) -> Self {
         match headers.get(CONTENT_ENCODING) {
@@ -201,15 +201,15 @@ mod tests {
     /// Content of a response in these chunks, and its longest piece.
     fn read<'a>(encoding: &'static str, chunks: impl Iterator<Item = &'a [u8]>) -> io::Result<(Vec<u8>, usize)> {
         let headers = [(CONTENT_ENCODING, HeaderValue::from_static(encoding))].into_iter().collect();
-        let (mut unzip, mut content, mut longest) = (Unzip::new(&headers), Vec::new(), 0);
+        let (mut decompressor, mut content, mut longest) = (Decompressor::new(&headers), Vec::new(), 0);
         for chunk in chunks {
-            unzip.add(Bytes::copy_from_slice(chunk));
-            while let Some(piece) = unzip.next()? {
+            decompressor.add(Bytes::copy_from_slice(chunk));
+            while let Some(piece) = decompressor.next()? {
                 content.extend_from_slice(&piece);
                 longest = longest.max(piece.len());
             }
         }
-        unzip.finish()?;
+        decompressor.finish()?;
         Ok((content, longest))
     }
 
@@ -225,10 +225,10 @@ mod tests {
                 assert_eq!(read(encoding, zipped.chunks(size)).unwrap().0, content, "{encoding} {size}");
             }
         }
-        let mut unzip = Unzip::new(&HeaderMap::new());
-        unzip.add(Bytes::from_static(b"plain"));
-        assert_eq!(unzip.next().unwrap().as_deref(), Some(&b"plain"[..]));
-        assert!(unzip.next().unwrap().is_none() && unzip.finish().is_ok());
+        let mut decompressor = Decompressor::new(&HeaderMap::new());
+        decompressor.add(Bytes::from_static(b"plain"));
+        assert_eq!(decompressor.next().unwrap().as_deref(), Some(&b"plain"[..]));
+        assert!(decompressor.next().unwrap().is_none() && decompressor.finish().is_ok());
     }
 
     #[test]
@@ -254,15 +254,15 @@ mod tests {
         let zeros = vec![0; 64 << 20];
         for (encoding, zipped, longest_max) in [(GZIP, gzip(&zeros), 1 << 20), (ZSTD, zstd(&zeros), ZSTD_PIECE_BYTES)] {
             let headers = [(CONTENT_ENCODING, HeaderValue::from_static(encoding))].into_iter().collect();
-            let (mut unzip, mut sum, mut longest) = (Unzip::new(&headers), 0, 0);
-            unzip.add(zipped.into());
-            while let Some(piece) = unzip.next().unwrap() {
+            let (mut decompressor, mut sum, mut longest) = (Decompressor::new(&headers), 0, 0);
+            decompressor.add(zipped.into());
+            while let Some(piece) = decompressor.next().unwrap() {
                 (sum, longest) = (sum + piece.len(), longest.max(piece.len()));
             }
-            unzip.finish().unwrap();
+            decompressor.finish().unwrap();
             assert_eq!(sum, 64 << 20, "{encoding}");
             assert!(longest <= longest_max, "{encoding}: {longest}");
-            if let Unzip::Zstd { decoder, .. } = unzip {
+            if let Decompressor::Zstd { decoder, .. } = decompressor {
                 let memory = decoder.context.unwrap().sizeof();
                 assert!(memory <= 900 << 10, "{memory} bytes");
             }

@@ -13,7 +13,7 @@ use crate::{
         io::{Collection, Input, Log, Next, Pause, Request},
         selectors::Selectors,
         state::{History, WatchState, watch_time},
-        view_token::View,
+        view_token::ViewToken,
     },
 };
 
@@ -21,7 +21,7 @@ use crate::{
 pub(crate) trait ApiSource<K> {
     /// Sends a request and waits until the server has accepted it. Returns the view that it shows. [`Self::receive`]
     /// reads the response.
-    async fn request(&mut self, request: Request) -> Result<View, ApiError>;
+    async fn request(&mut self, request: Request) -> Result<ViewToken, ApiError>;
 
     /// Reads the next part of the response. It fails if it lacks an object for too long ([`Operation::silence_max`]).
     /// If it is dropped, the response is not read further.
@@ -129,13 +129,13 @@ mod tests {
     struct Script {
         responses: VecDeque<Response>,
         /// View of each response that is accepted.
-        views: VecDeque<View>,
+        views: VecDeque<ViewToken>,
         response: VecDeque<Result<Input<Service>, ApiError>>,
         transcript: Vec<String>,
     }
 
     impl ApiSource<Service> for Script {
-        async fn request(&mut self, request: Request) -> Result<View, ApiError> {
+        async fn request(&mut self, request: Request) -> Result<ViewToken, ApiError> {
             self.transcript.push(format!("{:?} {}", request.operation, brief(&request.target)));
             let Some(response) = self.responses.pop_front() else { return pending().await };
             self.response = response?.into();
@@ -225,7 +225,7 @@ mod tests {
     async fn play_for(
         time: Duration,
         responses: impl IntoIterator<Item = Response>,
-        views: impl IntoIterator<Item = View>,
+        views: impl IntoIterator<Item = ViewToken>,
     ) -> Vec<String> {
         let (responses, views) = (responses.into_iter().collect(), views.into_iter().collect());
         let mut script = Script { responses, views, ..Script::default() };
@@ -323,7 +323,13 @@ mod tests {
         let list = |version| Ok(vec![applied("a", "3"), end(Some(version))]);
         // The response in the other view is not read.
         let other = Ok(vec![applied("b", "6"), end(None)]);
-        let views = [View::default(), View::named("x"), View::named("x"), View::named("x"), View::named("x")];
+        let views = [
+            ViewToken::default(),
+            ViewToken::named("x"),
+            ViewToken::named("x"),
+            ViewToken::named("x"),
+            ViewToken::named("x"),
+        ];
         assert_eq!(
             play_for(Duration::from_secs(1), [list("5"), other, list("7"), Ok(vec![bookmark("9"), end(None)])], views)
                 .await,

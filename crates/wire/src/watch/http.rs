@@ -24,7 +24,7 @@ use crate::{
         response::{Accepted, Response},
         selectors::Selectors,
         state::watch_time,
-        view_token::View,
+        view_token::ViewToken,
     },
 };
 
@@ -175,7 +175,7 @@ struct HttpSource<'a, T, S> {
 }
 
 impl<K: WatchedResource, T: Transport, S: Subscriber<K>> ApiSource<K> for HttpSource<'_, T, S> {
-    async fn request(&mut self, request: Request) -> Result<View, ApiError> {
+    async fn request(&mut self, request: Request) -> Result<ViewToken, ApiError> {
         // An unfinished response is dropped first, which ends it.
         self.reader = None;
         let requested = Instant::now();

@@ -8,14 +8,14 @@ use crate::{
         event::WatchEvent,
         failure::{ApiError, Operation},
         selectors::Selectors,
-        view_token::View,
+        view_token::ViewToken,
     },
 };
 
 /// Input of a step.
 pub(crate) enum Input<K> {
     /// The server has accepted the request, and shows this view.
-    Accepted(View),
+    Accepted(ViewToken),
     /// Object or bookmark in the response.
     Received(Message<K>),
     /// Regular end of the response. For a watch, the metadata is empty.

@@ -13,13 +13,13 @@ use tokio::time::{Instant, timeout_at};
 use crate::{
     codec::{
         content_type::ContentType,
-        decompressor::{self, Unzip},
+        decompressor::{self, Decompressor},
         status::{Status, StatusDetails},
     },
     transport::link::{Body, BoxError, HasAlternative, Link, Received, Transport},
     watch::{
         failure::{ApiError, Operation},
-        view_token::View,
+        view_token::ViewToken,
     },
 };
 
@@ -42,11 +42,11 @@ pub(crate) struct Accepted {
 /// Response whose body is still arriving.
 pub(crate) struct Response {
     body: Body,
-    unzip: Unzip,
+    decompressor: Decompressor,
     link: Link,
     /// Encoding of the body. Another one than those asked for is the error.
     content_type: Result<ContentType, String>,
-    view: View,
+    view: ViewToken,
     silence_max: Duration,
     silent_until: Instant,
 }
@@ -74,8 +74,9 @@ impl Response {
         let (retry_after, reason) = (retry_after(headers), reason(code, headers));
         let has_alternative = response.extensions().get::<HasAlternative>().is_some();
         let content_type = ContentType::of(response.headers());
-        let (unzip, view) = (Unzip::new(response.headers()), View::of(response.headers()));
-        let response = Self { body: response.into_body(), unzip, link, content_type, view, silence_max, silent_until };
+        let (decompressor, view) = (Decompressor::new(response.headers()), ViewToken::of(response.headers()));
+        let response =
+            Self { body: response.into_body(), decompressor, link, content_type, view, silence_max, silent_until };
         if code == StatusCode::OK {
             return Ok(response);
         }
@@ -90,7 +91,7 @@ impl Response {
     }
 
     /// View that it shows.
-    pub(crate) fn view(&self) -> &View {
+    pub(crate) fn view(&self) -> &ViewToken {
         &self.view
     }
 
@@ -120,16 +121,16 @@ impl Response {
     /// The next chunk of the content; `None` at the end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
         loop {
-            if let Some(chunk) = self.unzip.next().map_err(|error| interruption(error.into()))? {
+            if let Some(chunk) = self.decompressor.next().map_err(|error| interruption(error.into()))? {
                 return Ok(Some(chunk));
             }
             let Some(frame) = self.frame().await?.transpose().map_err(interruption)? else {
-                self.unzip.finish().map_err(|error| interruption(error.into()))?;
+                self.decompressor.finish().map_err(|error| interruption(error.into()))?;
                 return Ok(None);
             };
             // Trailers are ignored.
             if let Ok(chunk) = frame.into_data() {
-                self.unzip.add(chunk);
+                self.decompressor.add(chunk);
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::{
         failure::{ApiError, Failure, Operation, Recovery, RetryFrom},
         io::{Collection, Input, Log, Next, Output, Pause, Request},
         selectors::Selectors,
-        view_token::View,
+        view_token::ViewToken,
     },
 };
 
@@ -50,7 +50,7 @@ pub(crate) enum WatchState {
         /// Version of the last watch. Another server, or its cache, may be behind it.
         at_least: Option<String>,
         /// View that the list shows, once it has been accepted.
-        view: View,
+        view: ViewToken,
     },
     /// The list is complete; changes follow.
     Watching {
@@ -59,7 +59,7 @@ pub(crate) enum WatchState {
         /// The requests carry the optional field selector.
         sends_optional_fields: bool,
         /// View that the list has shown. In another one the version means nothing.
-        view: View,
+        view: ViewToken,
     },
 }
 
@@ -70,7 +70,7 @@ impl WatchState {
     }
 
     fn listing(at_least: Option<String>) -> Self {
-        Self::Listing { sends_optional_fields: true, object_count: 0, at_least, view: View::default() }
+        Self::Listing { sends_optional_fields: true, object_count: 0, at_least, view: ViewToken::default() }
     }
 
     /// Gives up the watch for a new list.
@@ -281,7 +281,7 @@ enum ListProgress<K> {
 
 fn advance_list<K: WatchedResource>(
     object_count: &mut u32,
-    view: &mut View,
+    view: &mut ViewToken,
     input: Input<K>,
 ) -> Result<ListProgress<K>, ApiError> {
     Ok(ListProgress::Incomplete(match input {
@@ -403,7 +403,7 @@ mod tests {
 
         fn watching(version: &str, sends_optional_fields: bool) -> Self {
             let state =
-                WatchState::Watching { version: version.to_owned(), sends_optional_fields, view: View::default() };
+                WatchState::Watching { version: version.to_owned(), sends_optional_fields, view: ViewToken::default() };
             Self { state: Some(state), ..Self::new() }
         }
 
@@ -461,19 +461,24 @@ mod tests {
     }
 
     fn listing_without_fields() -> WatchState {
-        WatchState::Listing { sends_optional_fields: false, object_count: 0, at_least: None, view: View::default() }
+        WatchState::Listing {
+            sends_optional_fields: false,
+            object_count: 0,
+            at_least: None,
+            view: ViewToken::default(),
+        }
     }
 
     fn without_fields(version: &str) -> WatchState {
-        WatchState::Watching { version: version.to_owned(), sends_optional_fields: false, view: View::default() }
+        WatchState::Watching { version: version.to_owned(), sends_optional_fields: false, view: ViewToken::default() }
     }
 
     fn accepted<K>() -> Input<K> {
-        Input::Accepted(View::default())
+        Input::Accepted(ViewToken::default())
     }
 
     fn watching(version: &str) -> WatchState {
-        WatchState::Watching { version: version.to_owned(), sends_optional_fields: true, view: View::default() }
+        WatchState::Watching { version: version.to_owned(), sends_optional_fields: true, view: ViewToken::default() }
     }
 
     #[test]
@@ -503,12 +508,12 @@ mod tests {
     #[test]
     fn a_watch_is_resumed_in_the_view_of_its_list_only() {
         let mut machine = Machine::new();
-        machine.step::<Service>(Input::Accepted(View::named("a")));
+        machine.step::<Service>(Input::Accepted(ViewToken::named("a")));
         machine.step::<Service>(end("7"));
         let resume = |machine: &mut Machine, view| machine.step::<Service>(Input::Accepted(view));
-        let output = resume(&mut machine, View::named("a"));
+        let output = resume(&mut machine, ViewToken::named("a"));
         assert!(matches!(output, Output { log: None, event: None, next: Next::Read }));
-        for (other, text) in [(View::named("b"), "b"), (View::default(), "all")] {
+        for (other, text) in [(ViewToken::named("b"), "b"), (ViewToken::default(), "all")] {
             let mut machine = Machine { state: machine.state.clone(), ..Machine::new() };
             machine.history.object_count = 10_000;
             let output = resume(&mut machine, other);
@@ -568,10 +573,10 @@ mod tests {
     fn a_list_that_is_repeated_takes_the_view_of_the_last_response() {
         let mut machine = Machine::new();
         for token in ["a", "b"] {
-            machine.step::<Service>(Input::Accepted(View::named(token)));
+            machine.step::<Service>(Input::Accepted(ViewToken::named(token)));
         }
         machine.step::<Service>(end("7"));
-        let output = machine.step::<Service>(Input::Accepted(View::named("b")));
+        let output = machine.step::<Service>(Input::Accepted(ViewToken::named("b")));
         assert!(matches!(output, Output { log: None, event: None, next: Next::Read }));
     }
 
@@ -581,7 +586,8 @@ mod tests {
         let pauses: Vec<_> = (0..9)
             .map(|_| {
                 machine.state = Some(watching("7"));
-                let Next::RequestAfter(pause) = machine.step::<Service>(Input::Accepted(View::named("a"))).next else {
+                let Next::RequestAfter(pause) = machine.step::<Service>(Input::Accepted(ViewToken::named("a"))).next
+                else {
                     panic!("no pause")
                 };
                 pause.duration

@@ -1,4 +1,4 @@
-//! Views: parts of the objects that a relay shows to a client.
+//! Token of a view, the part of the objects that a relay shows to a client.
 
 use std::{fmt, sync::Arc};
 
@@ -8,12 +8,12 @@ use http::HeaderMap;
 /// Header of a list or watch with the view that it shows.
 const VIEW: &str = "cproxy-view";
 
-/// View of a list or watch, which a server that does not show everything names by an opaque token; an API server never
+/// Opaque token by which a server that does not show everything names the view of a list or watch; an API server never
 /// does. A version of one view means nothing in another: an object may have appeared without a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct View(Option<Arc<str>>);
+pub(crate) struct ViewToken(Option<Arc<str>>);
 
-impl View {
+impl ViewToken {
     /// The view that the headers name.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         Self(headers.get(VIEW).map(|token| String::from_utf8_lossy(token.as_bytes()).into()))
@@ -31,7 +31,7 @@ impl View {
     }
 }
 
-impl fmt::Display for View {
+impl fmt::Display for ViewToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&shortened(printable(self.token().unwrap_or("all"))))
     }

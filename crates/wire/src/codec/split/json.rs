@@ -42,7 +42,7 @@ impl Lines {
 /// Splitter of a list into items. It only finds where they begin and end.
 #[derive(Debug)]
 pub struct Items {
-    place: Place,
+    state: ParserState,
     member: Member,
     value: Value,
     buffer: Buffer,
@@ -51,7 +51,7 @@ pub struct Items {
 
 /// Position in the list: the syntax that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ParserState {
     Start,
     /// A member's name, or the end of the object.
     Name,
@@ -122,7 +122,7 @@ impl Items {
     #[must_use]
     pub fn new(longest_bytes: usize) -> Self {
         Self {
-            place: Place::Start,
+            state: ParserState::Start,
             member: Member::Other,
             value: Value::default(),
             buffer: Buffer::new(longest_bytes),
@@ -136,7 +136,7 @@ impl Items {
     /// A part is too long, or this is not a list. The rest of the response cannot be split.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<Part<'_>>, SplitError> {
         while !chunk.is_empty() {
-            let is_inside = matches!(self.place, Place::InName | Place::InValue | Place::InItem);
+            let is_inside = matches!(self.state, ParserState::InName | ParserState::InValue | ParserState::InItem);
             let ended = if is_inside { self.read_value(chunk)? } else { self.read_mark(chunk)? };
             match ended {
                 Some(Member::Metadata) => return Ok(Some(Part::Metadata(self.buffer.piece()))),
@@ -152,9 +152,9 @@ impl Items {
     /// # Errors
     /// The list is not complete, or has no member `items`. An empty list has that member, too.
     pub fn finish(&self) -> Result<(), SplitError> {
-        match (self.place, self.has_items) {
-            (Place::End, true) => Ok(()),
-            (Place::End, false) => Err(SplitError::NotAList("it has no items")),
+        match (self.state, self.has_items) {
+            (ParserState::End, true) => Ok(()),
+            (ParserState::End, false) => Err(SplitError::NotAList("it has no items")),
             _ => Err(SplitError::NotAList("it ends in the middle")),
         }
     }
@@ -164,22 +164,22 @@ impl Items {
         let end = self.value.end(chunk);
         let (head, tail) = chunk.split_at(end.unwrap_or(chunk.len()));
         *chunk = tail;
-        if self.place == Place::InName || self.member != Member::Other {
+        if self.state == ParserState::InName || self.member != Member::Other {
             self.buffer.add(head)?;
         }
         if end.is_none() {
             return Ok(None);
         }
-        match self.place {
-            Place::InName => {
+        match self.state {
+            ParserState::InName => {
                 self.member = member(&self.buffer.bytes);
-                self.place = Place::Colon;
+                self.state = ParserState::Colon;
                 return Ok(None);
             }
-            Place::InItem => self.place = Place::ItemComma,
-            _ => self.place = Place::Comma,
+            ParserState::InItem => self.state = ParserState::ItemComma,
+            _ => self.state = ParserState::Comma,
         }
-        if self.place == Place::Comma && self.member == Member::Items {
+        if self.state == ParserState::Comma && self.member == Member::Items {
             // Go writes an empty list as null.
             self.has_items = self.buffer.bytes == b"null";
             return if self.has_items { Ok(None) } else { Err(SplitError::NotAList("its items are not an array")) };
@@ -191,31 +191,31 @@ impl Items {
     fn read_mark(&mut self, chunk: &mut &[u8]) -> Result<Option<Member>, SplitError> {
         *chunk = chunk.trim_ascii_start();
         let Some((byte, rest)) = chunk.split_first() else { return Ok(None) };
-        let place = match (self.place, byte) {
-            (Place::Start, b'{') | (Place::Comma, b',') => Place::Name,
-            (Place::Name | Place::Comma, b'}') => Place::End,
-            (Place::Colon, b':') => Place::Value,
-            (Place::Value, b'[') if self.member == Member::Items => {
+        let state = match (self.state, byte) {
+            (ParserState::Start, b'{') | (ParserState::Comma, b',') => ParserState::Name,
+            (ParserState::Name | ParserState::Comma, b'}') => ParserState::End,
+            (ParserState::Colon, b':') => ParserState::Value,
+            (ParserState::Value, b'[') if self.member == Member::Items => {
                 self.has_items = true;
-                Place::Item
+                ParserState::Item
             }
-            (Place::ItemComma, b',') => Place::Item,
-            (Place::Item | Place::ItemComma, b']') => Place::Comma,
-            (Place::Name, b'"') => return Ok(self.begin(Place::InName, *byte)),
-            (Place::Value | Place::Item, b',' | b':' | b'}' | b']') => {
+            (ParserState::ItemComma, b',') => ParserState::Item,
+            (ParserState::Item | ParserState::ItemComma, b']') => ParserState::Comma,
+            (ParserState::Name, b'"') => return Ok(self.begin(ParserState::InName, *byte)),
+            (ParserState::Value | ParserState::Item, b',' | b':' | b'}' | b']') => {
                 return Err(SplitError::NotAList("a value is missing"));
             }
-            (Place::Value, _) => return Ok(self.begin(Place::InValue, *byte)),
-            (Place::Item, _) => return Ok(self.begin(Place::InItem, *byte)),
-            (Place::End, _) => return Err(SplitError::NotAList("there is text after its end")),
+            (ParserState::Value, _) => return Ok(self.begin(ParserState::InValue, *byte)),
+            (ParserState::Item, _) => return Ok(self.begin(ParserState::InItem, *byte)),
+            (ParserState::End, _) => return Err(SplitError::NotAList("there is text after its end")),
             _ => return Err(SplitError::NotAList("it is not JSON")),
         };
-        (self.place, *chunk) = (place, rest);
+        (self.state, *chunk) = (state, rest);
         Ok(None)
     }
 
-    fn begin(&mut self, place: Place, first: u8) -> Option<Member> {
-        self.place = place;
+    fn begin(&mut self, state: ParserState, first: u8) -> Option<Member> {
+        self.state = state;
         self.value = Value::starting_with(first);
         self.buffer.clear();
         None

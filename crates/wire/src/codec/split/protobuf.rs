@@ -66,7 +66,7 @@ impl Frames {
 /// Splitter of a list into items.
 #[derive(Debug)]
 pub struct Items {
-    place: Place,
+    state: ParserState,
     number: Varint,
     buffer: Buffer,
     /// Bytes of the value that are still to come.
@@ -77,7 +77,7 @@ pub struct Items {
 
 /// Position in the response: the syntax that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ParserState {
     /// This byte of the magic ones.
     Magic(usize),
     /// Number and wire type of a field.
@@ -135,7 +135,7 @@ impl Items {
     #[must_use]
     pub fn new(longest_bytes: usize) -> Self {
         Self {
-            place: Place::Magic(0),
+            state: ParserState::Magic(0),
             number: Varint::default(),
             buffer: Buffer::new(longest_bytes),
             missing_bytes: 0,
@@ -150,9 +150,9 @@ impl Items {
     /// A part is too long, or this is not a list. The rest of the response cannot be split.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<Part<'_>>, SplitError> {
         loop {
-            let ended = match self.place {
+            let ended = match self.state {
                 // An empty value ends where it begins.
-                Place::Value(member) => self.read_value(chunk, member)?.then_some(member),
+                ParserState::Value(member) => self.read_value(chunk, member)?.then_some(member),
                 _ => match chunk.split_off_first() {
                     Some(byte) => {
                         self.read_byte(*byte)?;
@@ -176,7 +176,7 @@ impl Items {
     /// # Errors
     /// The list is not complete, or there is none.
     pub fn finish(&self) -> Result<(), SplitError> {
-        let is_between_fields = self.place == Place::Key && self.number.bits == 0;
+        let is_between_fields = self.state == ParserState::Key && self.number.bits == 0;
         match self.list {
             List::Over if is_between_fields => Ok(()),
             List::Ahead if is_between_fields => Err(SplitError::NotAList("it has no items")),
@@ -186,19 +186,19 @@ impl Items {
 
     /// Reads one byte of the magic ones, of a key, a length or a number.
     fn read_byte(&mut self, byte: u8) -> Result<(), SplitError> {
-        if let Place::Magic(index) = self.place {
+        if let ParserState::Magic(index) = self.state {
             if MAGIC.get(index) != Some(&byte) {
                 return Err(SplitError::NotAList("it is not protobuf of Kubernetes"));
             }
-            self.place = if index + 1 == MAGIC.len() { Place::Key } else { Place::Magic(index + 1) };
+            self.state = if index + 1 == MAGIC.len() { ParserState::Key } else { ParserState::Magic(index + 1) };
             return Ok(());
         }
         self.consume(1)?;
         let Some(number) = self.number.read(byte)? else { return Ok(()) };
-        match self.place {
-            Place::Length(Member::List) => self.begin_list(number)?,
-            Place::Length(member) => self.begin_value(member, number)?,
-            Place::Varint => self.place = Place::Key,
+        match self.state {
+            ParserState::Length(Member::List) => self.begin_list(number)?,
+            ParserState::Length(member) => self.begin_value(member, number)?,
+            ParserState::Varint => self.state = ParserState::Key,
             _ => self.begin_field(number)?,
         }
         self.end_list();
@@ -215,11 +215,11 @@ impl Items {
             (List::Ahead | List::Over, 3) => Member::ContentEncoding,
             _ => Member::Other,
         };
-        self.place = match (key & 7, member) {
+        self.state = match (key & 7, member) {
             (2, Member::List) if !self.has_type => return Err(SplitError::NotAList("its type does not come first")),
             (2, Member::List) if self.list == List::Over => return Err(SplitError::NotAList("it has two lists")),
-            (2, member) => Place::Length(member),
-            (0, Member::Other) => Place::Varint,
+            (2, member) => ParserState::Length(member),
+            (0, Member::Other) => ParserState::Varint,
             (1, Member::Other) => return self.begin_value(Member::Other, 8),
             (5, Member::Other) => return self.begin_value(Member::Other, 4),
             (0 | 1 | 5, _) => return Err(SplitError::NotAList("a field has the wrong wire type")),
@@ -230,7 +230,7 @@ impl Items {
     }
 
     fn begin_list(&mut self, length: u64) -> Result<(), SplitError> {
-        (self.list, self.place) = (List::Inside(length), Place::Key);
+        (self.list, self.state) = (List::Inside(length), ParserState::Key);
         Ok(())
     }
 
@@ -243,7 +243,7 @@ impl Items {
         if member != Member::Other {
             self.buffer.expect(length)?;
         }
-        (self.place, self.missing_bytes) = (Place::Value(member), length);
+        (self.state, self.missing_bytes) = (ParserState::Value(member), length);
         Ok(())
     }
 
@@ -255,7 +255,7 @@ impl Items {
         }
         let has_ended = self.missing_bytes == 0;
         if has_ended {
-            self.place = Place::Key;
+            self.state = ParserState::Key;
             self.end_list();
         }
         Ok(has_ended)
@@ -272,7 +272,7 @@ impl Items {
 
     /// Leaves the list at its end.
     fn end_list(&mut self) {
-        if self.list == List::Inside(0) && self.place == Place::Key && self.number.bits == 0 {
+        if self.list == List::Inside(0) && self.state == ParserState::Key && self.number.bits == 0 {
             self.list = List::Over;
         }
     }
