@@ -3,6 +3,7 @@
 pub(crate) mod content_type;
 pub(crate) mod decode;
 pub(crate) mod decompressor;
+pub(crate) mod error;
 pub(crate) mod head;
 pub(crate) mod message;
 pub(crate) mod protobuf;

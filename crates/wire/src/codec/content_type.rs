@@ -5,6 +5,11 @@ use http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
 pub(crate) const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
+/// Error of a response in an encoding that was not asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the Content-Type of the response is {0:?}, which was not asked for")]
+pub(crate) struct ContentTypeError(pub(crate) String);
+
 /// Encoding of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContentType {
@@ -17,8 +22,11 @@ pub(crate) enum ContentType {
 }
 
 impl ContentType {
-    /// Encoding that the headers name; JSON if they name none. Another one is the error.
-    pub(crate) fn of(headers: &HeaderMap) -> Result<Self, String> {
+    /// Encoding that the headers name; JSON if they name none.
+    ///
+    /// # Errors
+    /// They name another one.
+    pub(crate) fn of(headers: &HeaderMap) -> Result<Self, ContentTypeError> {
         let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(Self::Json) };
         let text = String::from_utf8_lossy(value.as_bytes());
         let mut parts = text.split(';').map(str::trim);
@@ -26,7 +34,7 @@ impl ContentType {
             Some(JSON) => Ok(Self::Json),
             Some(PROTOBUF) if parts.any(|parameter| parameter == "stream=watch") => Ok(Self::ProtobufStream),
             Some(PROTOBUF) => Ok(Self::Protobuf),
-            _ => Err(text.into_owned()),
+            _ => Err(ContentTypeError(text.into_owned())),
         }
     }
 
@@ -64,7 +72,7 @@ mod tests {
         }
         assert_eq!(of("application/vnd.kubernetes.protobuf; stream=watch"), Ok(ContentType::ProtobufStream));
         for other in ["text/html", "", "application/cbor-seq", "application/jsonp"] {
-            assert_eq!(of(other), Err(other.to_owned()));
+            assert_eq!(of(other), Err(ContentTypeError(other.to_owned())));
         }
     }
 }

@@ -7,7 +7,7 @@ use cproxy_core::{
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 
-use crate::{codec::protobuf, watch::failure::ApiError};
+use crate::codec::{error::CodecError, protobuf};
 
 /// Object, as far as it could be decoded.
 #[derive(Debug)]
@@ -16,35 +16,6 @@ pub enum Decoded<T> {
     Object(Box<T>),
     /// Names and version, if it has any, and the error with the path of its field.
     Unreadable(Box<Metadata>, String),
-}
-
-/// Error of a part of a response that cannot be decoded.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DecodeError {
-    /// It is not JSON, or not in the expected form.
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
-    /// It is not protobuf, or not in the expected form.
-    #[error(transparent)]
-    Protobuf(#[from] prost::DecodeError),
-    /// The magic bytes of protobuf are missing.
-    #[error("not protobuf of Kubernetes")]
-    NoMagic,
-    /// A field of protobuf is longer than its message.
-    #[error("a field is longer than its message")]
-    Cut,
-    /// A text of protobuf is not UTF-8.
-    #[error("a text is not UTF-8")]
-    NotUtf8,
-    /// The object is encoded once more.
-    #[error("contentEncoding {0} is not known")]
-    Encoded(String),
-    /// The object is of another kind.
-    #[error("{0} where {1} is asked for")]
-    Kind(String, String),
-    /// The type of the watch event is none that Kubernetes has.
-    #[error("{0} is no type of a watch event")]
-    Change(String),
 }
 
 /// Names and version of a JSON object that cannot be decoded.
@@ -98,9 +69,9 @@ impl<T: Object> Decoded<T> {
     ///
     /// # Errors
     /// There is no name.
-    pub(crate) fn too_long(names: Metadata, longest_bytes: usize) -> Result<Self, ApiError> {
+    pub(crate) fn too_long(names: Metadata, longest_bytes: usize) -> Result<Self, CodecError> {
         if object_name(&names).is_none() {
-            return Err(ApiError::too_long(longest_bytes));
+            return Err(CodecError::too_long(longest_bytes));
         }
         Ok(Self::Unreadable(Box::new(names), format!("longer than {longest_bytes} bytes")))
     }

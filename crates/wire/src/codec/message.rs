@@ -6,10 +6,7 @@ pub(crate) mod protobuf;
 use cproxy_core::api::Metadata;
 use serde::Deserialize;
 
-use crate::{
-    codec::{decode::Decoded, resource::WatchedResource},
-    watch::failure::ApiError,
-};
+use crate::codec::{decode::Decoded, error::CodecError, resource::WatchedResource, status::Status};
 
 /// Message of the API server.
 #[derive(Debug)]
@@ -20,6 +17,8 @@ pub(crate) enum Message<K> {
     Deleted(Decoded<K>),
     /// All changes up to this version have been sent.
     Bookmark(Option<String>),
+    /// The server ends the watch with this error.
+    Error(Box<Status>),
 }
 
 /// Metadata of a list.
@@ -43,12 +42,12 @@ enum Change {
 
 impl<K: WatchedResource> Message<K> {
     /// Event with an object that is too long to be decoded. `change` and `names` are from its beginning.
-    fn too_long(change: Option<&str>, names: Metadata, longest_bytes: usize) -> Result<Self, ApiError> {
+    fn too_long(change: Option<&str>, names: Metadata, longest_bytes: usize) -> Result<Self, CodecError> {
         let decoded = Decoded::too_long(names, longest_bytes)?;
         match change {
             Some("ADDED" | "MODIFIED") => Ok(Self::Applied(decoded)),
             Some("DELETED") => Ok(Self::Deleted(decoded)),
-            _ => Err(ApiError::too_long(longest_bytes)),
+            _ => Err(CodecError::too_long(longest_bytes)),
         }
     }
 }

@@ -5,7 +5,7 @@
 use cproxy_core::{api::Metadata, printable};
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-use crate::codec::{decode::DecodeError, split::protobuf::MAGIC};
+use crate::codec::{error::DecodeError, split::protobuf::MAGIC};
 
 /// metav1.WatchEvent.
 #[derive(Debug, Default)]

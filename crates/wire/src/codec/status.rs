@@ -3,7 +3,7 @@
 use prost::Message as _;
 use serde::Deserialize;
 
-use crate::codec::{content_type::ContentType, decode::DecodeError, protobuf::Envelope};
+use crate::codec::{content_type::ContentType, error::DecodeError, protobuf::Envelope};
 
 /// Error of the API server.
 #[derive(Clone, Deserialize, prost::Message)]

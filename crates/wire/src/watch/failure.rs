@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use cproxy_core::{api::Metadata, object_name, printable, shortened};
+use cproxy_core::shortened;
 
 use crate::{
-    codec::{
-        decode::DecodeError, decompressor::is_zstd_error, resource::WatchedResource, split::SplitError, status::Status,
-    },
+    codec::{decompressor::is_zstd_error, error::CodecError, resource::WatchedResource, status::Status},
     error_text::{chain, one_line},
     transport::link::BoxError,
 };
@@ -67,12 +65,8 @@ pub(crate) enum ApiError {
     Refused(Box<Status>),
     /// The watch ended with an error event.
     ErrorEvent(Box<Status>),
-    /// The response cannot be split into objects.
-    Split(SplitError),
-    /// The response is in an encoding that was not asked for.
-    ContentType(String),
-    /// A part of the response cannot be decoded. With the object's name if that can be read.
-    Unreadable(DecodeError, Option<String>),
+    /// The response cannot be read.
+    Codec(CodecError),
     /// The response has no resourceVersion.
     NoVersion,
     /// The response ended before the list was complete.
@@ -106,15 +100,6 @@ pub(crate) enum RetryFrom {
 }
 
 impl ApiError {
-    pub(crate) fn unreadable<K: WatchedResource>(error: DecodeError, names: &Metadata) -> Self {
-        let name = object_name(names).map(|name| printable(&format!("{} {name}", K::KIND)));
-        Self::Unreadable(error, name)
-    }
-
-    pub(crate) fn too_long(longest_bytes: usize) -> Self {
-        Self::Split(SplitError::TooLong(longest_bytes))
-    }
-
     /// True if the response was in zstd that cannot be read.
     pub(crate) fn is_of_zstd(&self) -> bool {
         let Self::Interrupted(error) = self else { return false };
@@ -153,9 +138,8 @@ impl Failure {
             (Operation::Watch, ApiError::NoVersion) => Recovery::Retry(RetryFrom::List),
             (Operation::Watch, ApiError::ErrorEvent(_)) if event == Some(429) => Recovery::Retry(RetryFrom::Here),
             (Operation::Watch, _) if self.is_version_too_large() => Recovery::Retry(RetryFrom::HereOnce),
-            (Operation::Watch, ApiError::ErrorEvent(_) | ApiError::Split(_) | ApiError::Unreadable(..)) => {
-                Recovery::Retry(RetryFrom::HereOnce)
-            }
+            (_, ApiError::Codec(CodecError::ContentType(_))) => Recovery::Retry(RetryFrom::Here),
+            (Operation::Watch, ApiError::ErrorEvent(_) | ApiError::Codec(_)) => Recovery::Retry(RetryFrom::HereOnce),
             _ => Recovery::Retry(RetryFrom::Here),
         }
     }
@@ -218,31 +202,25 @@ impl Failure {
             ApiError::Refused(status) => format!("{} ({})", status.message, status.code),
             ApiError::Connection(error) | ApiError::Interrupted(error) => chain(&**error),
             ApiError::Cut => "the connection was closed in the middle of the response".to_owned(),
-            ApiError::Split(error) => chain(error),
-            ApiError::ContentType(text) => {
-                format!("the Content-Type of the response is {text:?}, which was not asked for")
-            }
-            ApiError::Unreadable(error, None) => format!("the response cannot be read: {}", chain(error)),
-            ApiError::Unreadable(error, Some(name)) => {
-                format!("the response cannot be read at {name}: {}", chain(error))
-            }
+            ApiError::Codec(error) => chain(error),
             ApiError::Incomplete => "the response ended before the list was complete".to_owned(),
         };
         format!("cannot {verb} {resource} at {server}: {error}")
     }
 }
 
-impl From<SplitError> for ApiError {
-    fn from(error: SplitError) -> Self {
-        Self::Split(error)
+impl From<CodecError> for ApiError {
+    fn from(error: CodecError) -> Self {
+        Self::Codec(error)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use cproxy_core::api::EndpointSlice;
+    use cproxy_core::api::{EndpointSlice, Metadata};
 
     use super::*;
+    use crate::codec::{content_type::ContentTypeError, error::DecodeError};
 
     fn status(code: i32) -> Box<Status> {
         serde_json::from_value(serde_json::json!({"code": code, "message": "m", "reason": "r", "status": "Failure"}))
@@ -266,7 +244,7 @@ mod tests {
     }
 
     fn unreadable() -> ApiError {
-        ApiError::Unreadable(DecodeError::NoMagic, None)
+        CodecError::Unreadable { name: None, error: DecodeError::NoMagic }.into()
     }
 
     const RETRY: Recovery = Recovery::Retry(RetryFrom::Here);
@@ -296,7 +274,7 @@ mod tests {
         for error in [ApiError::Connection(connection()), ApiError::Interrupted(connection()), silent] {
             assert_eq!(of(error), RETRY);
         }
-        for error in [ApiError::ErrorEvent(status(500)), unreadable(), ApiError::Split(SplitError::TooLong(7))] {
+        for error in [ApiError::ErrorEvent(status(500)), unreadable(), CodecError::too_long(7).into()] {
             assert_eq!(of(error), Recovery::Retry(RetryFrom::HereOnce));
         }
         assert_eq!(of(ApiError::NoVersion), Recovery::Retry(RetryFrom::List));
@@ -358,10 +336,18 @@ mod tests {
         let line =
             |error| Failure { operation: Operation::Watch, error }.describe::<EndpointSlice>("https://api:6443/");
         let start = "cannot watch endpointslices at https://api:6443/: ";
-        assert_eq!(line(ApiError::too_long(8 << 20)), format!("{start}one object is longer than 8388608 bytes"));
+        assert_eq!(
+            line(CodecError::too_long(8 << 20).into()),
+            format!("{start}one object is longer than 8388608 bytes")
+        );
         let names = Metadata { name: "web\n".to_owned(), ..Metadata::default() };
         let error = serde_json::from_str::<u8>("x").unwrap_err();
-        let unreadable = line(ApiError::unreadable::<EndpointSlice>(error.into(), &names));
+        let content_type = ContentTypeError("text/html".to_owned());
+        let asked_for = "the Content-Type of the response is \"text/html\", which was not asked for";
+        assert_eq!(line(CodecError::from(content_type).into()), format!("{start}{asked_for}"));
+        let nameless = line(CodecError::Unreadable { name: None, error: DecodeError::NoMagic }.into());
+        assert_eq!(nameless, format!("{start}the response cannot be read: not protobuf of Kubernetes"));
+        let unreadable = line(CodecError::unreadable::<EndpointSlice>(error.into(), &names).into());
         let named = "the response cannot be read at EndpointSlice default/web\u{fffd}: expected value";
         assert!(unreadable.starts_with(&format!("{start}{named}")), "{unreadable}");
     }

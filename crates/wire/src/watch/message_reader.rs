@@ -6,7 +6,8 @@ use bytes::Bytes;
 
 use crate::{
     codec::{
-        content_type::ContentType,
+        content_type::{ContentType, ContentTypeError},
+        error::CodecError,
         message::{ListMetadata, Message, json, protobuf},
         resource::WatchedResource,
         split::{self, LONGEST_BYTES, Part},
@@ -31,6 +32,14 @@ pub(crate) struct MessageReader {
     has_ended: bool,
 }
 
+/// Input for a message, in which the error of the server is a failure.
+fn received<K>(message: Message<K>) -> Result<Input<K>, ApiError> {
+    match message {
+        Message::Error(status) => Err(ApiError::ErrorEvent(status)),
+        message => Ok(Input::Received(message)),
+    }
+}
+
 /// Form of the body.
 enum Splitter {
     /// List in JSON, and its metadata once received.
@@ -45,7 +54,8 @@ enum Splitter {
 
 impl MessageReader {
     pub(crate) fn new(operation: Operation, response: Response) -> Result<Self, ApiError> {
-        let splitter = Splitter::new(operation == Operation::List, response.content_type()?)?;
+        let content_type = response.content_type().map_err(CodecError::from)?;
+        let splitter = Splitter::new(operation == Operation::List, content_type).map_err(CodecError::from)?;
         Ok(Self { response, splitter, chunk: Bytes::new(), read_bytes: 0, has_returned: false, has_ended: false })
     }
 
@@ -64,14 +74,14 @@ impl MessageReader {
             let part = self.splitter.next::<K>(&mut rest)?;
             self.read_bytes = self.chunk.len() - rest.len();
             match part {
-                Some(Some(message)) => return Ok(Input::Received(message)),
+                Some(Some(message)) => return received(message),
                 Some(None) => self.response.allow_silence(silence_max),
                 None => match self.response.chunk().await? {
                     Some(chunk) => (self.chunk, self.read_bytes) = (chunk, 0),
                     None => {
                         self.has_ended = true;
                         if let Some(message) = self.splitter.finish()? {
-                            return Ok(Input::Received(message));
+                            return received(message);
                         }
                     }
                 },
@@ -83,7 +93,7 @@ impl MessageReader {
 
 impl Splitter {
     /// Splitter of a list or watch. The response says how it is encoded.
-    fn new(is_list: bool, content_type: ContentType) -> Result<Self, ApiError> {
+    fn new(is_list: bool, content_type: ContentType) -> Result<Self, ContentTypeError> {
         Ok(match (is_list, content_type) {
             (true, ContentType::Json) => {
                 Self::JsonList(split::json::Items::new(LONGEST_BYTES), ListMetadata::default())
@@ -94,14 +104,14 @@ impl Splitter {
             (false, ContentType::Json) => Self::JsonWatch(split::json::Lines::new(LONGEST_BYTES)),
             (false, ContentType::ProtobufStream) => Self::ProtobufWatch(split::protobuf::Frames::new(LONGEST_BYTES)),
             (true, ContentType::ProtobufStream) | (false, ContentType::Protobuf) => {
-                return Err(ApiError::ContentType(content_type.as_str().to_owned()));
+                return Err(ContentTypeError(content_type.as_str().to_owned()));
             }
         })
     }
 
     /// Reads the next part of `chunk`. `Some(None)` is a part without a message; `None` means that more chunks are
     /// needed.
-    fn next<K: WatchedResource>(&mut self, chunk: &mut &[u8]) -> Result<Option<Option<Message<K>>>, ApiError> {
+    fn next<K: WatchedResource>(&mut self, chunk: &mut &[u8]) -> Result<Option<Option<Message<K>>>, CodecError> {
         Ok(match self {
             Self::JsonWatch(lines) => match lines.next(chunk)? {
                 Some(line) => Some(json::read_line(line)?),
@@ -135,7 +145,7 @@ impl Splitter {
     }
 
     /// Reads the end of the body. The last line of a watch may have no line feed.
-    fn finish<K: WatchedResource>(&mut self) -> Result<Option<Message<K>>, ApiError> {
+    fn finish<K: WatchedResource>(&mut self) -> Result<Option<Message<K>>, CodecError> {
         match self {
             Self::JsonWatch(lines) => return json::read_line(lines.rest()),
             Self::JsonList(items, _) => items.finish()?,

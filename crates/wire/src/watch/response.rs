@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     codec::{
-        content_type::ContentType,
+        content_type::{ContentType, ContentTypeError},
         decompressor::{self, Decompressor},
         status::{Status, StatusDetails},
     },
@@ -44,8 +44,8 @@ pub(crate) struct Response {
     body: Body,
     decompressor: Decompressor,
     link: Link,
-    /// Encoding of the body. Another one than those asked for is the error.
-    content_type: Result<ContentType, String>,
+    /// Encoding of the body.
+    content_type: Result<ContentType, ContentTypeError>,
     view: ViewToken,
     silence_max: Duration,
     silent_until: Instant,
@@ -86,8 +86,8 @@ impl Response {
     }
 
     /// Encoding of the body.
-    pub(crate) fn content_type(&self) -> Result<ContentType, ApiError> {
-        self.content_type.clone().map_err(ApiError::ContentType)
+    pub(crate) fn content_type(&self) -> Result<ContentType, ContentTypeError> {
+        self.content_type.clone()
     }
 
     /// View that it shows.

@@ -295,7 +295,9 @@ fn advance_list<K: WatchedResource>(
             WatchEvent::Listed(object)
         }
         // A list has items only.
-        Input::Received(Message::Deleted(_) | Message::Bookmark(_)) => return Err(ApiError::Incomplete),
+        Input::Received(Message::Deleted(_) | Message::Bookmark(_) | Message::Error(_)) => {
+            return Err(ApiError::Incomplete);
+        }
         Input::Ended(metadata) => return Ok(ListProgress::Complete(metadata.resource_version)),
         Input::Unconfirmed | Input::ListWanted | Input::Moved => return Err(ApiError::Incomplete),
     }))
@@ -331,6 +333,7 @@ fn advance_watch<K: WatchedResource>(
             *version = required_version(now)?;
             WatchEvent::Bookmark(version.clone())
         }
+        Input::Received(Message::Error(status)) => return Err(ApiError::ErrorEvent(status)),
         Input::Ended(_) => return Ok((None, history.end_watch())),
         Input::Unconfirmed | Input::ListWanted | Input::Moved => return Ok((None, Next::Request)),
     };
@@ -383,7 +386,8 @@ mod tests {
     };
     use crate::{
         codec::{
-            decode::{DecodeError, Decoded},
+            decode::Decoded,
+            error::{CodecError, DecodeError},
             message::ListMetadata,
             status::Status,
         },
@@ -448,7 +452,7 @@ mod tests {
     }
 
     fn unreadable() -> ApiError {
-        ApiError::Unreadable(DecodeError::NoMagic, None)
+        CodecError::Unreadable { name: None, error: DecodeError::NoMagic }.into()
     }
 
     fn listing() -> WatchState {

@@ -4,15 +4,12 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Change, ListMetadata, Message};
-use crate::{
-    codec::{
-        decode::{DecodeError, Decoded},
-        head::Head,
-        resource::WatchedResource,
-        split::{LONGEST_BYTES, Piece, SplitError},
-        status::Status,
-    },
-    watch::failure::ApiError,
+use crate::codec::{
+    decode::Decoded,
+    error::{CodecError, DecodeError},
+    head::Head,
+    resource::WatchedResource,
+    split::{LONGEST_BYTES, Piece, SplitError},
 };
 
 #[derive(Deserialize)]
@@ -35,18 +32,18 @@ struct BookmarkMetadata {
 }
 
 /// Reads the metadata of a list.
-pub(crate) fn read_metadata<K: WatchedResource>(piece: Piece<'_>) -> Result<ListMetadata, ApiError> {
-    let Piece::Whole(json) = piece else { return Err(ApiError::too_long(LONGEST_BYTES)) };
-    serde_json::from_slice(json).map_err(|error| ApiError::unreadable::<K>(error.into(), &<_>::default()))
+pub(crate) fn read_metadata<K: WatchedResource>(piece: Piece<'_>) -> Result<ListMetadata, CodecError> {
+    let Piece::Whole(json) = piece else { return Err(CodecError::too_long(LONGEST_BYTES)) };
+    serde_json::from_slice(json).map_err(|error| CodecError::unreadable::<K>(error.into(), &<_>::default()))
 }
 
 /// Reads an item of a list.
-pub(crate) fn read_item<K: WatchedResource>(piece: Piece<'_>) -> Result<Message<K>, ApiError> {
+pub(crate) fn read_item<K: WatchedResource>(piece: Piece<'_>) -> Result<Message<K>, CodecError> {
     let object = match piece {
         Piece::Whole(json) => {
             let json = str::from_utf8(json).map_err(|_| SplitError::NotAList("it is not UTF-8"))?;
             Decoded::read_json(json)
-                .map_err(|error| ApiError::unreadable::<K>(error.into(), &Head::of_object(json.as_bytes()).names))?
+                .map_err(|error| CodecError::unreadable::<K>(error.into(), &Head::of_object(json.as_bytes()).names))?
         }
         Piece::Head(json) => Decoded::too_long(Head::of_object(json).names, json.len())?,
     };
@@ -54,7 +51,7 @@ pub(crate) fn read_item<K: WatchedResource>(piece: Piece<'_>) -> Result<Message<
 }
 
 /// Reads a line of a watch; `None` if it is empty.
-pub(crate) fn read_line<K: WatchedResource>(piece: Piece<'_>) -> Result<Option<Message<K>>, ApiError> {
+pub(crate) fn read_line<K: WatchedResource>(piece: Piece<'_>) -> Result<Option<Message<K>>, CodecError> {
     match piece {
         Piece::Whole(line) if line.trim_ascii().is_empty() => Ok(None),
         Piece::Whole(line) => whole_line(line).map(Some),
@@ -65,8 +62,8 @@ pub(crate) fn read_line<K: WatchedResource>(piece: Piece<'_>) -> Result<Option<M
     }
 }
 
-fn whole_line<K: WatchedResource>(line: &[u8]) -> Result<Message<K>, ApiError> {
-    let unreadable = |error| ApiError::unreadable::<K>(DecodeError::Json(error), &Head::of_line(line).names);
+fn whole_line<K: WatchedResource>(line: &[u8]) -> Result<Message<K>, CodecError> {
+    let unreadable = |error| CodecError::unreadable::<K>(DecodeError::Json(error), &Head::of_line(line).names);
     let RawLine { change, object } = serde_json::from_slice(line).map_err(unreadable)?;
     let decode = || Decoded::read_json(object.get()).map_err(unreadable);
     Ok(match change {
@@ -76,9 +73,7 @@ fn whole_line<K: WatchedResource>(line: &[u8]) -> Result<Message<K>, ApiError> {
             let Bookmark { metadata } = serde_json::from_str(object.get()).map_err(unreadable)?;
             Message::Bookmark(metadata.resource_version)
         }
-        Change::Error => {
-            return Err(ApiError::ErrorEvent(serde_json::from_str::<Box<Status>>(object.get()).map_err(unreadable)?));
-        }
+        Change::Error => Message::Error(serde_json::from_str(object.get()).map_err(unreadable)?),
     })
 }
 
@@ -88,11 +83,11 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<Option<Message<Service>>, ApiError> {
+    fn read(text: &str) -> Result<Option<Message<Service>>, CodecError> {
         read_line(Piece::Whole(text.as_bytes()))
     }
 
-    fn head(text: &str) -> Result<Option<Message<Service>>, ApiError> {
+    fn head(text: &str) -> Result<Option<Message<Service>>, CodecError> {
         read_line(Piece::Head(text.as_bytes()))
     }
 
@@ -109,7 +104,7 @@ mod tests {
             read(r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7","annotations":{"a":"b"}}}}"#);
         assert!(matches!(bookmark, Ok(Some(Message::Bookmark(Some(version)))) if version == "7"));
         let error = read(r#"{"type":"ERROR","object":{"kind":"Status","code":410}}"#);
-        assert!(matches!(error, Err(ApiError::ErrorEvent(status)) if status.code == 410));
+        assert!(matches!(error, Ok(Some(Message::Error(status))) if status.code == 410));
         assert!(matches!(read(" \r"), Ok(None)));
     }
 
@@ -121,7 +116,7 @@ mod tests {
             (r#"{"type":"SHOUTED","object":{"metadata":{"name":"a"}}}"#, Some("Service default/a")),
             ("<html>", None),
         ] {
-            let Err(ApiError::Unreadable(_, name)) = read(text) else { panic!("{text} was read") };
+            let Err(CodecError::Unreadable { name, .. }) = read(text) else { panic!("{text} was read") };
             assert_eq!(name.as_deref(), expected, "{text}");
         }
     }
@@ -131,7 +126,7 @@ mod tests {
         let named = |change: &str| head(&format!(r#"{{"type":"{change}","object":{{"metadata":{{"name":"a","x":""#));
         assert!(matches!(named("ADDED"), Ok(Some(Message::Applied(Decoded::Unreadable(..))))));
         assert!(matches!(named("DELETED"), Ok(Some(Message::Deleted(Decoded::Unreadable(..))))));
-        let is_too_long = |line| matches!(line, Err(ApiError::Split(SplitError::TooLong(_))));
+        let is_too_long = |line| matches!(line, Err(CodecError::Split(SplitError::TooLong(_))));
         assert!(is_too_long(named("BOOKMARK")) && is_too_long(head(r#"{"type":"ADDED","object":{"x":""#)));
     }
 }

@@ -4,15 +4,13 @@ use cproxy_core::printable;
 use prost::Message as _;
 
 use super::{Change, ListMetadata, Message};
-use crate::{
-    codec::{
-        decode::{DecodeError, Decoded},
-        protobuf::{Event, check_type, names},
-        resource::WatchedResource,
-        split::{LONGEST_BYTES, Piece},
-        status::Status,
-    },
-    watch::failure::ApiError,
+use crate::codec::{
+    decode::Decoded,
+    error::{CodecError, DecodeError},
+    protobuf::{Event, check_type, names},
+    resource::WatchedResource,
+    split::{LONGEST_BYTES, Piece},
+    status::Status,
 };
 
 #[derive(prost::Message)]
@@ -28,17 +26,17 @@ struct BookmarkMetadata {
 }
 
 /// Checks the type of a list.
-pub(crate) fn check_list<K: WatchedResource>(piece: Piece<'_>) -> Result<(), ApiError> {
+pub(crate) fn check_list<K: WatchedResource>(piece: Piece<'_>) -> Result<(), CodecError> {
     check_type(whole(piece)?, &format!("{}List", K::KIND)).map_err(nameless::<K>)
 }
 
 /// Reads the metadata of a list.
-pub(crate) fn read_metadata<K: WatchedResource>(piece: Piece<'_>) -> Result<ListMetadata, ApiError> {
+pub(crate) fn read_metadata<K: WatchedResource>(piece: Piece<'_>) -> Result<ListMetadata, CodecError> {
     ListMetadata::decode(whole(piece)?).map_err(|error| nameless::<K>(error.into()))
 }
 
 /// Reads an item of a list.
-pub(crate) fn read_item<K: WatchedResource>(piece: Piece<'_>) -> Result<Message<K>, ApiError> {
+pub(crate) fn read_item<K: WatchedResource>(piece: Piece<'_>) -> Result<Message<K>, CodecError> {
     Ok(Message::Applied(match piece {
         Piece::Whole(bytes) => Decoded::read_protobuf(bytes),
         Piece::Head(bytes) => Decoded::too_long(names(bytes), bytes.len())?,
@@ -46,14 +44,14 @@ pub(crate) fn read_item<K: WatchedResource>(piece: Piece<'_>) -> Result<Message<
 }
 
 /// Reads a frame of a watch.
-pub(crate) fn read_frame<K: WatchedResource>(piece: Piece<'_>) -> Result<Message<K>, ApiError> {
+pub(crate) fn read_frame<K: WatchedResource>(piece: Piece<'_>) -> Result<Message<K>, CodecError> {
     let mut event = Event::default();
     match piece {
         Piece::Whole(bytes) => {
             let read = event.read(bytes);
-            let unreadable = |error| ApiError::unreadable::<K>(error, &names(event.object.raw));
+            let unreadable = |error| CodecError::unreadable::<K>(error, &names(event.object.raw));
             match read.and_then(|()| change(event.change)).map_err(unreadable)? {
-                Change::Error => Err(ApiError::ErrorEvent(Box::new(Status::of(&event.object).map_err(unreadable)?))),
+                Change::Error => Ok(Message::Error(Box::new(Status::of(&event.object).map_err(unreadable)?))),
                 change => message(change, event.object.object(K::KIND).map_err(unreadable)?).map_err(unreadable),
             }
         }
@@ -87,15 +85,15 @@ fn change(text: &str) -> Result<Change, DecodeError> {
     })
 }
 
-fn whole(piece: Piece<'_>) -> Result<&[u8], ApiError> {
+fn whole(piece: Piece<'_>) -> Result<&[u8], CodecError> {
     match piece {
         Piece::Whole(bytes) => Ok(bytes),
-        Piece::Head(_) => Err(ApiError::too_long(LONGEST_BYTES)),
+        Piece::Head(_) => Err(CodecError::too_long(LONGEST_BYTES)),
     }
 }
 
-fn nameless<K: WatchedResource>(error: DecodeError) -> ApiError {
-    ApiError::unreadable::<K>(error, &<_>::default())
+fn nameless<K: WatchedResource>(error: DecodeError) -> CodecError {
+    CodecError::unreadable::<K>(error, &<_>::default())
 }
 
 #[cfg(test)]
@@ -129,7 +127,7 @@ mod tests {
         service.encode_to_vec()
     }
 
-    fn read(frame: &[u8]) -> Result<Message<Service>, ApiError> {
+    fn read(frame: &[u8]) -> Result<Message<Service>, CodecError> {
         read_frame(Piece::Whole(frame))
     }
 
@@ -145,7 +143,7 @@ mod tests {
         assert!(matches!(bookmark, Ok(Message::Bookmark(Some(version))) if version == "7"));
         let status = Status { message: "old".to_owned(), code: 410, details: None }.encode_to_vec();
         let error = read(&event("ERROR", &envelope("Status", &status)));
-        assert!(matches!(error, Err(ApiError::ErrorEvent(status)) if status.code == 410 && status.message == "old"));
+        assert!(matches!(error, Ok(Message::Error(status)) if status.code == 410 && status.message == "old"));
     }
 
     #[test]
@@ -191,12 +189,14 @@ mod tests {
             (vec![0xff; 20], "failed to decode Protobuf message: invalid varint", None),
             (vec![0x0b; 200], "failed to decode Protobuf message: recursion limit reached", None),
         ] {
-            let Err(ApiError::Unreadable(error, named)) = read(&frame) else { panic!("{expected}: it is read") };
+            let Err(CodecError::Unreadable { name: named, error }) = read(&frame) else {
+                panic!("{expected}: it is read")
+            };
             assert_eq!((&*error.to_string(), named.as_deref()), (expected, name.map(|_| "Service default/a")));
         }
         for end in 0..good.len() {
             let frame = event("ADDED", &good[..end]);
-            assert!(matches!(read(&frame), Err(ApiError::Unreadable(..)) | Ok(Message::Applied(_))), "{end}");
+            assert!(matches!(read(&frame), Err(CodecError::Unreadable { .. }) | Ok(Message::Applied(_))), "{end}");
         }
     }
 
@@ -211,7 +211,7 @@ mod tests {
             matches!(head("ADDED", &long), Ok(Message::Applied(Decoded::Unreadable(names, _))) if names.name == "a")
         );
         assert!(matches!(head("DELETED", &long), Ok(Message::Deleted(Decoded::Unreadable(..)))));
-        let is_too_long = |read| matches!(read, Err(ApiError::Split(SplitError::TooLong(_))));
+        let is_too_long = |read| matches!(read, Err(CodecError::Split(SplitError::TooLong(_))));
         assert!(is_too_long(head("BOOKMARK", &long)) && is_too_long(head("ADDED", &[b'x'; 100])));
         // A name that is cut is no name.
         assert!(is_too_long(head("ADDED", &service(&"a".repeat(100)))));
@@ -222,7 +222,7 @@ mod tests {
         let check = |kind: &str| check_list::<Service>(Piece::Whole(&field(2, kind.as_bytes())));
         assert!(check("ServiceList").is_ok());
         for (kind, expected) in [("PodList", "PodList"), ("Status", "Status"), ("", "no kind")] {
-            let Err(ApiError::Unreadable(error, None)) = check(kind) else { panic!("{kind} is accepted") };
+            let Err(CodecError::Unreadable { name: None, error }) = check(kind) else { panic!("{kind} is accepted") };
             assert_eq!(error.to_string(), format!("{expected} where ServiceList is asked for"));
         }
     }
@@ -243,7 +243,7 @@ mod tests {
             let is_named = |names: &Metadata| names.name.len() <= frame.len();
             match read_frame::<Service>(piece) {
                 Ok(Message::Applied(object) | Message::Deleted(object)) => prop_assert!(is_named(object.meta())),
-                Ok(Message::Bookmark { .. }) | Err(_) => {}
+                Ok(Message::Bookmark(_) | Message::Error(_)) | Err(_) => {}
             }
         }
     }
