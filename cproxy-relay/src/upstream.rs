@@ -87,7 +87,9 @@ impl<K: WatchedResource> CacheSubscriber<K> {
             WatchEvent::Applied(object) => self.read(object, Update::Applied, unreadable_change),
             WatchEvent::Deleted(object) => self.read(object, Update::Deleted, unreadable_deletion),
             WatchEvent::Bookmark(version) => vec![Update::Bookmark(parse_version(&version)?)],
-            WatchEvent::Unavailable => Vec::new(),
+            WatchEvent::Accepted(_) | WatchEvent::Compared(_) | WatchEvent::Unavailable | WatchEvent::Failed(_) => {
+                Vec::new()
+            }
         };
         for update in updates {
             let outcome = self.cache.apply(K::RESOURCE, update);

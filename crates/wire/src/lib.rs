@@ -32,9 +32,10 @@ pub use transport::{
     link::{Body, BoxError, Link, Received, Transport},
 };
 pub use watch::{
-    event::WatchEvent,
-    http::{Subscriber, Wanted, follow_resource},
+    driver::follow_resource,
+    event::{ResponseOrigin, WatchEvent},
     last_contact::LastContact,
     selectors::{FieldSelector, Selectors},
     store::{ENDPOINT_SLICES, SERVICES, watch},
+    subscriber::{Subscriber, Wanted},
 };

@@ -1,7 +1,7 @@
-//! Resources that are watched, and the store's events for the agent's.
+//! Resources that are watched.
 
 use cproxy_core::{
-    Event, ResourceKind,
+    ResourceKind,
     api::{EndpointSlice, Node, Object, Service},
 };
 
@@ -13,40 +13,16 @@ pub trait WatchedResource: Object + Send + 'static {
     const LOST_WITHOUT: Option<&'static str> = None;
 }
 
-/// Resource that the agent's store keeps.
-pub trait StoredResource: WatchedResource {
-    /// Event of an object that was added or changed.
-    fn applied(object: Box<Self>) -> Event;
-}
-
 impl WatchedResource for Service {
     const RESOURCE: ResourceKind = ResourceKind::Services;
-}
-
-impl StoredResource for Service {
-    fn applied(object: Box<Self>) -> Event {
-        Event::Service(object)
-    }
 }
 
 impl WatchedResource for EndpointSlice {
     const RESOURCE: ResourceKind = ResourceKind::EndpointSlices;
 }
 
-impl StoredResource for EndpointSlice {
-    fn applied(object: Box<Self>) -> Event {
-        Event::EndpointSlice(object)
-    }
-}
-
 impl WatchedResource for Node {
     const RESOURCE: ResourceKind = ResourceKind::Nodes;
     const LOST_WITHOUT: Option<&'static str> =
         Some("zone hints are not followed and, without --node-ip, node ports are not served");
-}
-
-impl StoredResource for Node {
-    fn applied(object: Box<Self>) -> Event {
-        Event::Node(object)
-    }
 }

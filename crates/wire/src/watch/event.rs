@@ -1,12 +1,16 @@
-//! Progress of a list or watch, and the store's events for it.
+//! Progress of a list or watch, as its subscriber gets it.
 
-use cproxy_core::{Event, object_name};
+use std::sync::Arc;
 
-use crate::codec::{decode::Decoded, resource::StoredResource};
+use tokio::time::Instant;
+
+use crate::{codec::decode::Decoded, watch::view_token::ViewToken};
 
 /// Progress of a list or watch.
 #[derive(Debug)]
 pub enum WatchEvent<K> {
+    /// The server has accepted a request.
+    Accepted(ResponseOrigin),
     /// A list begins.
     ListStarted,
     /// Object of a list.
@@ -19,8 +23,23 @@ pub enum WatchEvent<K> {
     Deleted(Decoded<K>),
     /// All changes up to this version have been sent.
     Bookmark(String),
+    /// The comparison with this number is complete.
+    Compared(u64),
     /// The resource is not available. An empty list replaces it.
     Unavailable,
+    /// A request or response has failed, or is not what is needed, with this message. A pause may follow.
+    Failed(String),
+}
+
+/// Origin of a list or watch.
+#[derive(Clone, Debug)]
+pub struct ResponseOrigin {
+    /// Server, with the address that was reached.
+    pub(crate) server: Arc<str>,
+    /// View that it shows.
+    pub(crate) view: ViewToken,
+    /// Time of the request.
+    pub(crate) requested: Instant,
 }
 
 impl<K> WatchEvent<K> {
@@ -28,41 +47,5 @@ impl<K> WatchEvent<K> {
     #[must_use]
     pub fn is_confirmation(&self) -> bool {
         matches!(self, Self::ListDone(_) | Self::Applied(_) | Self::Deleted(_) | Self::Bookmark(_))
-    }
-}
-
-impl<K> WatchEvent<K> {
-    /// True if the server has sent all changes until now: by a bookmark or the end of a list.
-    pub(crate) fn is_comparison(&self) -> bool {
-        matches!(self, Self::ListDone(_) | Self::Bookmark(_))
-    }
-}
-
-impl<K: StoredResource> WatchEvent<K> {
-    /// Version of a confirmation.
-    pub(crate) fn version(&self) -> Option<&str> {
-        match self {
-            Self::ListDone(version) | Self::Bookmark(version) => Some(version),
-            Self::Applied(object) | Self::Deleted(object) => Some(&object.meta().resource_version),
-            Self::ListStarted | Self::Listed(_) | Self::Unavailable => None,
-        }
-    }
-
-    /// Events for the store.
-    pub(crate) fn into_events(self) -> Vec<Event> {
-        match self {
-            Self::ListStarted => vec![Event::ListStarted(K::RESOURCE)],
-            Self::ListDone(_) => vec![Event::ListDone(K::RESOURCE)],
-            Self::Listed(Decoded::Object(object)) | Self::Applied(Decoded::Object(object)) => vec![K::applied(object)],
-            Self::Listed(Decoded::Unreadable(metadata, message))
-            | Self::Applied(Decoded::Unreadable(metadata, message)) => {
-                vec![Event::Unreadable { kind: K::RESOURCE, name: object_name(&metadata), message }]
-            }
-            Self::Deleted(object) => {
-                object_name(object.meta()).map(|name| Event::Deleted(K::RESOURCE, name)).into_iter().collect()
-            }
-            Self::Bookmark(_) => Vec::new(),
-            Self::Unavailable => vec![Event::ListStarted(K::RESOURCE), Event::ListDone(K::RESOURCE)],
-        }
     }
 }

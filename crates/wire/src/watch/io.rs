@@ -1,31 +1,31 @@
-//! Input and output of one step of a watch ([`WatchState::step`](super::watch_state::WatchState::step)).
+//! Input and output of one step of a watch ([`WatchState::step`](super::state::WatchState::step)).
 
 use std::time::Duration;
 
 use crate::{
     codec::message::{ListMetadata, Message},
     watch::{
-        event::WatchEvent,
+        event::{ResponseOrigin, WatchEvent},
         failure::{ApiError, Operation},
         selectors::Selectors,
-        view_token::ViewToken,
+        subscriber::Wanted,
     },
 };
 
 /// Input of a step.
 pub(crate) enum Input<K> {
-    /// The server has accepted the request, and shows this view.
-    Accepted(ViewToken),
-    /// Object or bookmark in the response.
+    /// The server has accepted the request.
+    Accepted(ResponseOrigin),
+    /// Message in the response.
     Received(Message<K>),
     /// Regular end of the response. For a watch, the metadata is empty.
     Ended(ListMetadata),
     /// A watch that was resumed has shown nothing for too long.
     Unconfirmed,
-    /// The watch goes on with another request, on a better connection or for a bookmark.
-    Moved,
-    /// The subscriber wants a list.
-    ListWanted,
+    /// The watch goes on with another request, on a better connection.
+    Superseded,
+    /// The subscriber wants a response soon.
+    Wanted(Wanted),
     /// The request or its response has failed.
     Failed(ApiError),
 }
@@ -34,7 +34,7 @@ pub(crate) enum Input<K> {
 #[derive(Debug)]
 pub(crate) struct Output<K> {
     pub(crate) log: Option<Log>,
-    pub(crate) event: Option<WatchEvent<K>>,
+    pub(crate) events: Vec<WatchEvent<K>>,
     pub(crate) next: Next,
 }
 
@@ -79,6 +79,18 @@ pub(crate) struct Collection<'a> {
     /// Address of the API server, for messages.
     pub(crate) server: &'a str,
     pub(crate) selectors: Selectors<'a>,
+}
+
+impl<K> Output<K> {
+    /// The events of a response that is read further.
+    pub(crate) fn read(events: Vec<WatchEvent<K>>) -> Self {
+        Self { log: None, events, next: Next::Read }
+    }
+
+    /// No event, and this action.
+    pub(crate) fn next(next: Next) -> Self {
+        Self { log: None, events: Vec::new(), next }
+    }
 }
 
 impl Next {

@@ -32,14 +32,6 @@ pub(crate) struct MessageReader {
     has_ended: bool,
 }
 
-/// Input for a message, in which the error of the server is a failure.
-fn received<K>(message: Message<K>) -> Result<Input<K>, ApiError> {
-    match message {
-        Message::Error(status) => Err(ApiError::ErrorEvent(status)),
-        message => Ok(Input::Received(message)),
-    }
-}
-
 /// Form of the body.
 enum Splitter {
     /// List in JSON, and its metadata once received.
@@ -74,14 +66,14 @@ impl MessageReader {
             let part = self.splitter.next::<K>(&mut rest)?;
             self.read_bytes = self.chunk.len() - rest.len();
             match part {
-                Some(Some(message)) => return received(message),
+                Some(Some(message)) => return Ok(Input::Received(message)),
                 Some(None) => self.response.allow_silence(silence_max),
                 None => match self.response.chunk().await? {
                     Some(chunk) => (self.chunk, self.read_bytes) = (chunk, 0),
                     None => {
                         self.has_ended = true;
                         if let Some(message) = self.splitter.finish()? {
-                            return received(message);
+                            return Ok(Input::Received(message));
                         }
                     }
                 },

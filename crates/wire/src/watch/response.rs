@@ -34,7 +34,7 @@ const UNCHECKED_SILENCE_MAX: Duration = Duration::from_secs(130);
 
 /// Forms that a response may have besides JSON and gzip.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedEncodings {
     pub(crate) protobuf: bool,
     pub(crate) zstd: bool,
 }
@@ -57,7 +57,7 @@ impl Response {
     pub(crate) async fn get(
         transport: &impl Transport,
         request: &crate::watch::io::Request,
-        accepted: Accepted,
+        accepted: AcceptedEncodings,
     ) -> Result<Self, ApiError> {
         let silence_max = request.operation.silence_max();
         let mut builder = Request::get(&request.target).header(ACCEPT, ContentType::accepted(accepted.protobuf));

@@ -6,11 +6,12 @@
 //! The agent can do without the Node. If the server forbids to read it, or has no Nodes, an empty list is published
 //! instead. If the server cannot be reached, the agent waits, as for the other resources.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::future::pending;
 
 use cproxy_core::{
     Event, ListSource,
     api::{EndpointSlice, Node, Service},
+    object_name,
 };
 use tokio::{
     sync::{
@@ -21,13 +22,15 @@ use tokio::{
 };
 
 use crate::{
-    codec::resource::StoredResource,
+    codec::{decode::Decoded, resource::WatchedResource},
     transport::link::Transport,
     watch::{
-        event::WatchEvent,
-        http::{BOOKMARK_WATCH_TIME, Requester, Subscriber, Wanted},
+        driver::follow,
+        event::{ResponseOrigin, WatchEvent},
         last_contact::LastContact,
+        requester::Requester,
         selectors::{FieldSelector, Selectors},
+        subscriber::{Subscriber, Wanted},
     },
 };
 
@@ -59,10 +62,10 @@ pub async fn watch(
         // mean that the agent may not read Nodes.
         list_done.notified().await;
         let own_node = Selectors { labels: "", fields: FieldSelector::Required(&format!("metadata.name={name}")) };
-        requester.follow::<Node, _>(own_node, &mut of_node).await;
+        follow::<Node, _>(&requester, own_node, &mut of_node).await;
     };
-    let services = requester.follow::<Service, _>(SERVICES, &mut of_services);
-    let slices = requester.follow::<EndpointSlice, _>(ENDPOINT_SLICES, &mut of_slices);
+    let services = follow::<Service, _>(&requester, SERVICES, &mut of_services);
+    let slices = follow::<EndpointSlice, _>(&requester, ENDPOINT_SLICES, &mut of_slices);
     tokio::select! {
         _ = async { tokio::join!(services, slices, node) } => {}
         () = events.closed() => {}
@@ -83,6 +86,30 @@ async fn changed_to<T>(receiver: &mut Receiver<T>, is_due: impl Fn(&T) -> bool) 
     }
 }
 
+/// Resource that the agent's store keeps.
+trait StoredResource: WatchedResource {
+    /// Event of an object that was added or changed.
+    fn applied(object: Box<Self>) -> Event;
+}
+
+impl StoredResource for Service {
+    fn applied(object: Box<Self>) -> Event {
+        Event::Service(object)
+    }
+}
+
+impl StoredResource for EndpointSlice {
+    fn applied(object: Box<Self>) -> Event {
+        Event::EndpointSlice(object)
+    }
+}
+
+impl StoredResource for Node {
+    fn applied(object: Box<Self>) -> Event {
+        Event::Node(object)
+    }
+}
+
 /// Subscriber that passes events on to the agent's store.
 struct StoreSubscriber<'a> {
     last_contact: &'a LastContact,
@@ -93,269 +120,153 @@ struct StoreSubscriber<'a> {
     comparisons: Receiver<u64>,
     /// Changes when a list is wanted.
     lists: Receiver<bool>,
-    comparison: Comparison,
-    /// Number of the comparison, or of the last one.
-    number: u64,
-    /// Last version that the server has confirmed.
-    version: String,
     /// Origin of the last response; its end is that of the list.
     source: Option<ListSource>,
 }
 
-/// Progress of a comparison with the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Comparison {
-    /// None is wanted.
-    Idle,
-    /// A watch has to be opened for it.
-    Wanted,
-    /// The server has not accepted that watch, or a list in its place, yet. Until then, the objects come from the time
-    /// before.
-    Requested,
-    /// A response that was accepted at this time completes it: a list by its end, a watch by a bookmark. The watch
-    /// begins before the last version. If a change has brought that, the API server shows the change and no bookmark of
-    /// the same version: then the watch's orderly end without another event completes it, too. A watch that shows
-    /// nothing does not: the server may have gone back to an older state, whose watches from later versions are silent.
-    UnderWay { since: Instant, shown: Shown },
-}
-
-/// Events that a watch has shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shown {
-    Nothing,
-    /// The last version that was known before, and nothing else.
-    LastVersion,
-    /// Changes after it. Others may follow.
-    Changes,
-}
-
-impl Comparison {
-    /// Start with a response that was accepted now.
-    fn begin() -> Self {
-        Self::UnderWay { since: Instant::now(), shown: Shown::Nothing }
-    }
-}
-
-/// Shortest time of a watch whose end shows that no event is left. A server that goes away ends watches earlier.
-const COMPARISON_MIN: Duration = BOOKMARK_WATCH_TIME.saturating_sub(Duration::from_secs(1));
-
 impl<'a> StoreSubscriber<'a> {
     fn new(last_contact: &'a LastContact, events: &'a mpsc::Sender<Vec<Event>>, list_done: &'a Notify) -> Self {
         let (comparisons, lists) = (last_contact.comparisons(), last_contact.lists());
-        let (comparison, number, version) = (Comparison::Idle, 0, String::new());
-        Self { last_contact, events, list_done, comparisons, lists, comparison, number, version, source: None }
+        Self { last_contact, events, list_done, comparisons, lists, source: None }
     }
+
+    /// Events of the store for an event of the watch.
+    fn translate<K: StoredResource>(&mut self, event: WatchEvent<K>) -> Vec<Event> {
+        match event {
+            WatchEvent::Accepted(origin) => {
+                self.source = Some(list_source(&origin));
+                Vec::new()
+            }
+            WatchEvent::ListStarted => vec![Event::ListStarted(K::RESOURCE)],
+            WatchEvent::Listed(object) | WatchEvent::Applied(object) => vec![match object {
+                Decoded::Object(object) => K::applied(object),
+                Decoded::Unreadable(metadata, message) => {
+                    Event::Unreadable { kind: K::RESOURCE, name: object_name(&metadata), message }
+                }
+            }],
+            WatchEvent::Deleted(object) => {
+                object_name(object.meta()).map(|name| Event::Deleted(K::RESOURCE, name)).into_iter().collect()
+            }
+            WatchEvent::ListDone(_) => {
+                let source = self.source.take();
+                let source = source.map(|source| ListSource { ended: Instant::now().into_std(), ..source });
+                let from = source.map(|source| Event::ListFrom(K::RESOURCE, source));
+                from.into_iter().chain([Event::ListDone(K::RESOURCE)]).collect()
+            }
+            WatchEvent::Compared(number) => vec![Event::Compared(K::RESOURCE, number)],
+            WatchEvent::Unavailable => vec![Event::ListStarted(K::RESOURCE), Event::ListDone(K::RESOURCE)],
+            WatchEvent::Bookmark(_) | WatchEvent::Failed(_) => Vec::new(),
+        }
+    }
+}
+
+fn list_source(origin: &ResponseOrigin) -> ListSource {
+    let (view, requested) = (origin.view.token().map(Into::into), origin.requested.into_std());
+    ListSource { server: origin.server.clone(), view, requested, ended: requested }
 }
 
 impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
     const SPREADS_LISTS: bool = true;
     const LISTS_AFTER_FAILURE: bool = false;
 
-    fn see_response(&mut self, server: &Arc<str>, view: Option<&str>, requested: Instant) {
-        self.last_contact.see_view(K::RESOURCE, view);
-        let (view, requested) = (view.map(Into::into), requested.into_std());
-        self.source = Some(ListSource { server: server.clone(), view, requested, ended: requested });
-        self.comparison = match self.comparison {
-            Comparison::Requested => Comparison::begin(),
-            // The watch has ended too early.
-            Comparison::UnderWay { .. } => Comparison::Wanted,
-            other => other,
-        };
-    }
-
-    fn see_failure(&mut self, message: &str) {
-        self.last_contact.record_failure(K::RESOURCE, message);
-    }
-
+    /// A closed receiver is not an error: [`watch`](super::watch()) ends by itself.
     async fn publish(&mut self, event: WatchEvent<K>) {
-        match event {
-            // A list that was accepted after the comparison was asked for is one.
-            WatchEvent::ListStarted if self.comparison != Comparison::Idle => self.comparison = Comparison::begin(),
-            WatchEvent::ListDone(_) => self.list_done.notify_one(),
+        match &event {
+            WatchEvent::Accepted(origin) => self.last_contact.see_view(K::RESOURCE, origin.view.token()),
+            WatchEvent::Failed(message) => self.last_contact.record_failure(K::RESOURCE, message),
+            event if event.is_confirmation() => self.last_contact.record(K::RESOURCE),
             _ => {}
         }
-        let is_under_way = matches!(self.comparison, Comparison::UnderWay { .. });
-        let is_compared = event.is_comparison() && is_under_way;
-        if let Some(version) = event.version() {
-            self.last_contact.record(K::RESOURCE);
-            if let Comparison::UnderWay { shown, .. } = &mut self.comparison {
-                let is_last = *shown != Shown::Changes && *version == self.version;
-                *shown = if is_last { Shown::LastVersion } else { Shown::Changes };
-            }
-            version.clone_into(&mut self.version);
+        if let WatchEvent::ListDone(_) = event {
+            self.list_done.notify_one();
         }
-        let is_end = matches!(event, WatchEvent::ListDone(_));
-        let mut events = event.into_events();
-        if is_end && let Some(source) = self.source.take() {
-            let source = ListSource { ended: Instant::now().into_std(), ..source };
-            events.insert(0, Event::ListFrom(K::RESOURCE, source));
-        }
-        if is_compared {
-            self.comparison = Comparison::Idle;
-            events.push(Event::Compared(K::RESOURCE, self.number));
-        }
+        let events = self.translate(event);
         if !events.is_empty() {
             self.events.send(events).await.ok();
         }
     }
 
-    fn repeats_last_version(&self) -> bool {
-        self.comparison == Comparison::Requested
-    }
-
-    async fn end_watch(&mut self) -> bool {
-        let Comparison::UnderWay { since, shown } = self.comparison else { return false };
-        match shown {
-            _ if since.elapsed() < COMPARISON_MIN => false,
-            Shown::Nothing => {
-                self.comparison = Comparison::Requested;
-                true
-            }
-            Shown::LastVersion => {
-                self.comparison = Comparison::Idle;
-                self.events.send(vec![Event::Compared(K::RESOURCE, self.number)]).await.ok();
-                false
-            }
-            Shown::Changes => false,
-        }
-    }
-
     async fn wanted(&mut self, is_watch: bool) -> Wanted {
         let is_due = |at_once: &bool| is_watch || *at_once;
-        if self.comparison != Comparison::Wanted || !is_watch {
-            // The senders live as long as `last_contact`.
-            let is_list = tokio::select! {
-                Ok(()) = changed_to(&mut self.lists, is_due), if K::LOST_WITHOUT.is_none() => true,
-                Ok(()) = self.comparisons.changed(), if is_watch => false,
-                else => pending().await,
-            };
-            if is_list {
-                return Wanted::List;
+        // The senders live as long as `last_contact`.
+        tokio::select! {
+            biased;
+            Ok(()) = changed_to(&mut self.lists, is_due), if K::LOST_WITHOUT.is_none() => Wanted::List,
+            Ok(()) = self.comparisons.changed(), if is_watch => {
+                Wanted::Comparison(*self.comparisons.borrow_and_update())
             }
-            self.number = *self.comparisons.borrow_and_update();
+            else => pending().await,
         }
-        self.comparison = Comparison::Requested;
-        Wanted::Bookmark
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use cproxy_core::ResourceKind;
-    use tokio::time::{advance, timeout};
+    use tokio::time::timeout;
 
     use super::*;
-    use crate::codec::decode::Decoded;
+    use crate::watch::view_token::ViewToken;
 
     type Of = Service;
 
-    /// Output of a future that waits for nothing.
-    fn futures_now<F: Future>(future: F) -> Option<F::Output> {
+    /// Response that the subscriber wants without waiting.
+    fn wanted_now(subscriber: &mut StoreSubscriber<'_>, is_watch: bool) -> Option<Wanted> {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        match std::pin::pin!(future).poll(&mut context) {
-            std::task::Poll::Ready(output) => Some(output),
+        let wanted = std::pin::pin!(Subscriber::<Of>::wanted(subscriber, is_watch));
+        match wanted.poll(&mut context) {
+            std::task::Poll::Ready(wanted) => Some(wanted),
             std::task::Poll::Pending => None,
         }
     }
 
-    /// The server accepts a request.
-    fn see(subscriber: &mut StoreSubscriber<'_>) {
-        Subscriber::<Of>::see_response(subscriber, &"a".into(), None, Instant::now());
-    }
-
-    /// Whether the subscriber wants a watch for its bookmark now.
-    async fn wants_bookmark(subscriber: &mut StoreSubscriber<'_>) -> bool {
-        timeout(Duration::from_millis(1), Subscriber::<Of>::wanted(subscriber, true)).await == Ok(Wanted::Bookmark)
-    }
-
     #[tokio::test(start_paused = true)]
-    async fn only_a_bookmark_of_a_watch_that_was_accepted_later_is_a_comparison() {
+    async fn the_end_of_a_list_names_its_origin_and_wakes_the_watch_of_the_node() {
         let (last_contact, list_done) = (LastContact::default(), Notify::new());
         let (sender, mut events) = mpsc::channel(4);
         let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
-        let bookmark = || WatchEvent::<Of>::Bookmark("5".to_owned());
-        let mut is_compared =
-            || matches!(events.try_recv().as_deref(), Ok([.., Event::Compared(ResourceKind::Services, _)]));
-        see(&mut subscriber);
-        assert!(!wants_bookmark(&mut subscriber).await);
-        last_contact.compare();
-        // It was on its way already.
-        subscriber.publish(bookmark()).await;
-        assert!(wants_bookmark(&mut subscriber).await);
-        subscriber.publish(bookmark()).await;
-        assert!(!wants_bookmark(&mut subscriber).await && !is_compared());
-
-        see(&mut subscriber);
-        assert!(!wants_bookmark(&mut subscriber).await);
-        // The watch ended without a bookmark, and the next one was not opened for it.
-        see(&mut subscriber);
-        subscriber.publish(bookmark()).await;
-        assert!(wants_bookmark(&mut subscriber).await && !is_compared());
-        see(&mut subscriber);
-        subscriber.publish(bookmark()).await;
-        assert!(is_compared());
-        subscriber.publish(bookmark()).await;
-        assert!(!wants_bookmark(&mut subscriber).await && !is_compared());
-
-        last_contact.compare();
-        assert!(wants_bookmark(&mut subscriber).await);
-        see(&mut subscriber);
-        subscriber.publish(WatchEvent::<Of>::ListDone("6".to_owned())).await;
-        assert!(is_compared(), "a list is a comparison, too");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_watch_that_ends_in_time_is_a_comparison_if_it_has_shown_the_last_version_alone() {
-        let (last_contact, list_done) = (LastContact::default(), Notify::new());
-        let (sender, mut events) = mpsc::channel(4);
-        let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
-        let deleted = |version: &str| {
-            let mut service = Box::<Service>::default();
-            version.clone_into(&mut service.metadata.resource_version);
-            WatchEvent::<Of>::Deleted(Decoded::Object(service))
+        let accepted = |view| {
+            let (server, requested) = ("a".into(), Instant::now());
+            WatchEvent::<Of>::Accepted(ResponseOrigin { server, view, requested })
         };
-        subscriber.publish(deleted("5")).await;
-        events.try_recv().ok();
-        for (time, versions, is_comparison) in [
-            (BOOKMARK_WATCH_TIME, &["5"][..], true),
-            (Duration::from_secs(1), &["5"], false),
-            (BOOKMARK_WATCH_TIME, &["6"], false),
-            (BOOKMARK_WATCH_TIME, &["6", "7"], false),
-            (BOOKMARK_WATCH_TIME, &["7"], true),
-        ] {
-            last_contact.compare();
-            assert!(wants_bookmark(&mut subscriber).await && Subscriber::<Of>::repeats_last_version(&subscriber));
-            see(&mut subscriber);
-            for version in versions {
-                subscriber.publish(deleted(version)).await;
-                events.try_recv().ok();
-            }
-            advance(time).await;
-            assert!(!Subscriber::<Of>::end_watch(&mut subscriber).await);
-            let is_compared = matches!(events.try_recv().as_deref(), Ok([Event::Compared(ResourceKind::Services, _)]));
-            assert_eq!(is_compared, is_comparison, "{versions:?} in {time:?}");
-            see(&mut subscriber);
-            assert_eq!(wants_bookmark(&mut subscriber).await, !is_comparison);
-            subscriber.comparison = Comparison::Idle;
-        }
+        subscriber.publish(WatchEvent::<Of>::Failed("no route".to_owned())).await;
+        assert_eq!(last_contact.failure().as_deref(), Some("no route"));
+        // Of a list that broke off.
+        subscriber.publish(accepted(ViewToken::default())).await;
+        subscriber.publish(accepted(ViewToken::named("x"))).await;
+        assert_eq!((last_contact.failure(), last_contact.view()), (None, "x".to_owned()), "it is shown at once");
+        subscriber.publish(WatchEvent::<Of>::ListStarted).await;
+        assert!(matches!(events.try_recv().as_deref(), Ok([Event::ListStarted(ResourceKind::Services)])));
+        assert_eq!(last_contact.silent_seconds(), None);
+        subscriber.publish(WatchEvent::<Of>::ListDone("5".to_owned())).await;
+        let done = events.try_recv().unwrap();
+        let [Event::ListFrom(_, source), Event::ListDone(ResourceKind::Services)] = &done[..] else {
+            panic!("{done:?}")
+        };
+        assert_eq!((&*source.server, source.view.as_deref()), ("a", Some("x")));
+        assert_eq!(last_contact.silent_seconds(), Some(0));
+        timeout(Duration::from_secs(1), list_done.notified()).await.unwrap();
+        subscriber.publish(WatchEvent::<Of>::Compared(3)).await;
+        assert!(matches!(events.try_recv().as_deref(), Ok([Event::Compared(ResourceKind::Services, 3)])));
+        subscriber.publish(WatchEvent::<Of>::Bookmark("6".to_owned())).await;
+        assert!(events.try_recv().is_err(), "the store needs no bookmark");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_comparison_that_was_asked_for_meanwhile_is_another_one() {
+    async fn of_two_comparisons_and_a_list_the_list_comes_first_and_then_the_later_comparison() {
         let (last_contact, list_done) = (LastContact::default(), Notify::new());
-        let (sender, mut events) = mpsc::channel(4);
+        let (sender, _events) = mpsc::channel(4);
         let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
         let first = last_contact.compare();
-        assert!(wants_bookmark(&mut subscriber).await);
-        let second = last_contact.compare();
-        // The server may have accepted this watch before the second comparison was asked for.
-        for number in [first, second] {
-            see(&mut subscriber);
-            subscriber.publish(WatchEvent::<Of>::Bookmark("5".to_owned())).await;
-            let compared = events.try_recv();
-            assert!(matches!(compared.as_deref(), Ok([Event::Compared(_, of)]) if *of == number), "{compared:?}");
-            assert_eq!(wants_bookmark(&mut subscriber).await, number == first);
-        }
+        assert_eq!(wanted_now(&mut subscriber, true), Some(Wanted::Comparison(first)));
+        last_contact.compare();
+        let later = last_contact.compare();
+        last_contact.list_anew(false);
+        assert_eq!(wanted_now(&mut subscriber, true), Some(Wanted::List));
+        assert_eq!(wanted_now(&mut subscriber, true), Some(Wanted::Comparison(later)));
+        assert_eq!(wanted_now(&mut subscriber, true), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -365,43 +276,16 @@ mod tests {
         let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
         last_contact.list_anew(false);
         assert_eq!(Subscriber::<Of>::wanted(&mut subscriber, true).await, Wanted::List);
-        assert!(!wants_bookmark(&mut subscriber).await);
+        assert_eq!(wanted_now(&mut subscriber, true), None);
         last_contact.list_anew(false);
         let of_node = timeout(Duration::from_secs(1), Subscriber::<Node>::wanted(&mut subscriber, true));
         assert!(of_node.await.is_err());
         // While a list is under way, one is wanted at once or not at all.
-        let during = |subscriber: &mut StoreSubscriber<'_>| {
-            let wanted = Subscriber::<Of>::wanted(subscriber, false);
-            futures_now(wanted)
-        };
-        assert_eq!(during(&mut subscriber), None);
+        assert_eq!(wanted_now(&mut subscriber, false), None);
         last_contact.list_anew(true);
-        assert_eq!(during(&mut subscriber), Some(Wanted::List));
-        last_contact.compare();
-        assert_eq!(Subscriber::<Node>::wanted(&mut subscriber, true).await, Wanted::Bookmark);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn after_a_watch_that_shows_nothing_a_list_is_the_comparison() {
-        let (last_contact, list_done) = (LastContact::default(), Notify::new());
-        let (sender, mut events) = mpsc::channel(4);
-        let mut subscriber = StoreSubscriber::new(&last_contact, &sender, &list_done);
-        last_contact.compare();
-        assert!(wants_bookmark(&mut subscriber).await);
-        see(&mut subscriber);
-        advance(BOOKMARK_WATCH_TIME).await;
-        assert!(Subscriber::<Of>::end_watch(&mut subscriber).await);
-        // The first one breaks off.
-        for _ in 0..2 {
-            see(&mut subscriber);
-            subscriber.publish(WatchEvent::<Of>::ListStarted).await;
-            assert!(matches!(events.try_recv().as_deref(), Ok([Event::ListStarted(_)])));
-        }
-        subscriber.publish(WatchEvent::<Of>::ListDone("4".to_owned())).await;
-        assert!(matches!(
-            events.try_recv().as_deref(),
-            Ok([Event::ListFrom(..), Event::ListDone(_), Event::Compared(..)])
-        ));
-        assert!(!wants_bookmark(&mut subscriber).await);
+        assert_eq!(wanted_now(&mut subscriber, false), Some(Wanted::List));
+        let number = last_contact.compare();
+        assert_eq!(wanted_now(&mut subscriber, false), None);
+        assert_eq!(Subscriber::<Node>::wanted(&mut subscriber, true).await, Wanted::Comparison(number));
     }
 }

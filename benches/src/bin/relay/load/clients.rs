@@ -180,7 +180,7 @@ async fn follow(shared: Arc<Shared>, id: u32, client: ApiClient, is_checked: boo
         if has_node {
             let own = Selectors { labels: "", fields: FieldSelector::Required(&format!("metadata.name={NODE}")) };
             let mut subscriber = Follower { shared: shared.clone(), id };
-            follow_resource::<Brief<Node>>(&client, own, &mut subscriber).await;
+            follow_resource::<Brief<Node>, _>(&client, own, &mut subscriber).await;
         }
     };
     if is_checked {
@@ -188,16 +188,16 @@ async fn follow(shared: Arc<Shared>, id: u32, client: ApiClient, is_checked: boo
         let mut services = Checker(Follower { shared: shared.clone(), id });
         let mut slices = Checker(Follower { shared: shared.clone(), id });
         tokio::join!(
-            follow_resource::<Service>(&client, SERVICES, &mut services),
-            follow_resource::<EndpointSlice>(&client, ENDPOINT_SLICES, &mut slices),
+            follow_resource::<Service, _>(&client, SERVICES, &mut services),
+            follow_resource::<EndpointSlice, _>(&client, ENDPOINT_SLICES, &mut slices),
             node,
         );
     } else {
         let mut services = Follower { shared: shared.clone(), id };
         let mut slices = Follower { shared: shared.clone(), id };
         tokio::join!(
-            follow_resource::<Brief<Service>>(&client, SERVICES, &mut services),
-            follow_resource::<Brief<EndpointSlice>>(&client, ENDPOINT_SLICES, &mut slices),
+            follow_resource::<Brief<Service>, _>(&client, SERVICES, &mut services),
+            follow_resource::<Brief<EndpointSlice>, _>(&client, ENDPOINT_SLICES, &mut slices),
             node,
         );
     }
@@ -230,7 +230,11 @@ impl Follower {
                 self.shared.advance(self.id, kind, version);
             }
             WatchEvent::Bookmark(version) => self.shared.advance(self.id, kind, number(version)),
-            WatchEvent::Listed(_) | WatchEvent::Unavailable => {}
+            WatchEvent::Accepted(_)
+            | WatchEvent::Listed(_)
+            | WatchEvent::Compared(_)
+            | WatchEvent::Unavailable
+            | WatchEvent::Failed(_) => {}
         }
     }
 
@@ -290,7 +294,7 @@ impl Subscriber<Service> for Checker {
             WatchEvent::Deleted(object) => self.change(|checked| {
                 checked.services.remove(&object.meta().name);
             }),
-            WatchEvent::ListDone(_) | WatchEvent::Bookmark(_) | WatchEvent::Unavailable => {}
+            _ => {}
         }
     }
 }
@@ -313,7 +317,7 @@ impl Subscriber<EndpointSlice> for Checker {
                 self.change(|checked| drop(checked.slices.insert(name, (version, address))));
             }
             WatchEvent::Deleted(object) => self.change(|checked| drop(checked.slices.remove(&object.meta().name))),
-            WatchEvent::ListDone(_) | WatchEvent::Bookmark(_) | WatchEvent::Unavailable => {}
+            _ => {}
         }
     }
 }

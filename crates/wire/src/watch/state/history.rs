@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::confirmation::Confirmation;
+use super::{comparison::Comparison, confirmation::Confirmation};
 use crate::{
     backoff::{Backoff, jitter},
     watch::io::{Log, Next},
@@ -15,6 +15,14 @@ pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(800);
 /// First pause after a watch that was too old. That is no error in itself, but a server may answer every watch like
 /// that.
 pub(super) const EXPIRED_PAUSE: Duration = Duration::from_millis(250);
+
+/// Time after which the server ends a watch: this and up to as much again, as in client-go, so that the watches of many
+/// agents do not end together.
+const WATCH_MIN: Duration = Duration::from_secs(300);
+
+/// Time of a watch that is opened for its bookmark, which the server sends two seconds before the end
+/// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
+pub(super) const BOOKMARK_WATCH_TIME: Duration = Duration::from_secs(3);
 
 /// Watches that last less and show nothing end at once (client-go/tools/cache/reflector.go 1.36).
 const SHORT_WATCH: Duration = Duration::from_secs(1);
@@ -29,6 +37,15 @@ pub(super) const REFUSED_JITTER_MAX: Duration = Duration::from_millis(500);
 const SPREAD_PER_OBJECT: Duration = Duration::from_millis(1);
 const SPREAD_MAX: Duration = Duration::from_secs(30);
 
+/// Lists that a subscriber needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListPolicy {
+    /// Many clients like this one may list at once.
+    pub(crate) spreads: bool,
+    /// A watch that broke is not resumed: the objects are listed anew.
+    pub(crate) after_failure: bool,
+}
+
 /// History of one resource's requests.
 pub(crate) struct History {
     /// A list was published: a real one, or an empty one in place of a resource that is not available.
@@ -37,11 +54,13 @@ pub(crate) struct History {
     pub(super) has_objects: bool,
     /// Number of objects of the last list.
     pub(super) object_count: u32,
-    /// Many clients like this one may list at once.
-    spreads_lists: bool,
+    pub(super) policy: ListPolicy,
     /// Version from which the last bad watch began: one that ended with an error event or unreadable data.
     bad_version: Option<String>,
     pub(super) confirmation: Confirmation,
+    pub(super) comparison: Comparison,
+    /// The next response, if it is a watch, is opened for its bookmark.
+    pub(super) wants_bookmark: bool,
     /// Begin of a watch that has shown nothing yet.
     pub(super) watch_since: Option<Instant>,
     /// Pauses after watches that ended at once.
@@ -54,14 +73,16 @@ pub(crate) struct History {
 }
 
 impl History {
-    pub(crate) fn new(spreads_lists: bool) -> Self {
+    pub(crate) fn new(policy: ListPolicy) -> Self {
         Self {
             has_list: false,
             has_objects: false,
             object_count: 0,
-            spreads_lists,
+            policy,
             bad_version: None,
             confirmation: Confirmation::new(),
+            comparison: Comparison::new(),
+            wants_bookmark: false,
             watch_since: None,
             short: Backoff::new(RETRY_PAUSE),
             retry: Backoff::new(RETRY_PAUSE),
@@ -75,6 +96,12 @@ impl History {
     pub(super) fn record_list(&mut self, object_count: u32) {
         (self.has_list, self.has_objects, self.object_count) = (true, object_count > 0, object_count);
         self.confirmation.record_list();
+    }
+
+    /// Time after which the server is asked to end the next watch.
+    pub(super) fn watch_time(&self) -> Duration {
+        let is_short = self.wants_bookmark || self.comparison.is_requested();
+        if is_short { BOOKMARK_WATCH_TIME } else { WATCH_MIN + jitter(WATCH_MIN) }
     }
 
     /// Records a watch that the server has accepted.
@@ -94,7 +121,7 @@ impl History {
 
     /// Random time before a new list, which many agents may need at once.
     pub(super) fn spread(&self) -> Duration {
-        if !self.spreads_lists {
+        if !self.policy.spreads {
             return Duration::ZERO;
         }
         jitter((SPREAD_PER_OBJECT * self.object_count).min(SPREAD_MAX))
