@@ -134,6 +134,8 @@ struct State {
     outage: Option<(u16, Option<u32>)>,
     protobuf: Protobuf,
     sends_bookmarks: bool,
+    /// Longest watch, by a proxy that ends others.
+    watch_max: Duration,
     backup: Option<Backup>,
     knows_fields: bool,
     long_ones: usize,
@@ -152,8 +154,8 @@ pub struct ReceivedRequest {
     pub how: How,
     /// Version that a list must not be older than.
     at_least: u64,
-    /// Time after which the server ends the watch.
-    lasts: Duration,
+    /// Time after which the server is asked to end the watch.
+    pub lasts: Duration,
     /// The client accepts protobuf besides JSON.
     pub accepts_protobuf: bool,
     /// It has the field selector that leaves out headless Services.
@@ -319,6 +321,7 @@ impl Server {
             outage: None,
             protobuf: Protobuf::Sent,
             sends_bookmarks: true,
+            watch_max: Duration::MAX,
             backup: None,
             knows_fields: true,
             long_ones: 0,
@@ -335,6 +338,11 @@ impl Server {
     /// Requests so far, with their times.
     pub fn asked(&self) -> Vec<(Instant, ReceivedRequest)> {
         self.lock().asked.clone()
+    }
+
+    /// Forgets the requests so far.
+    pub fn forget_requests(&self) {
+        self.lock().asked.clear();
     }
 
     /// Sets the response to clients that accept protobuf.
@@ -366,6 +374,12 @@ impl Server {
     /// Sends no bookmarks from now on, like a server whose etcd reports no progress.
     pub fn omit_bookmarks(&self) {
         self.lock().sends_bookmarks = false;
+    }
+
+    /// Ends each watch after this time, like a proxy.
+    pub fn end_watches_after(&self, watch_max: Duration) {
+        self.lock().watch_max = watch_max;
+        self.end_watches();
     }
 
     /// Changes an object of each kind.
@@ -717,7 +731,9 @@ impl ResponseWriter {
 
     async fn watch(&mut self, mut version: u64, is_sparing: bool, lasts: Duration) -> SendResult {
         let mut changed = self.server.changed.subscribe();
-        let end = Instant::now() + lasts;
+        let start = Instant::now();
+        let end = start + lasts;
+        let cut = start + lasts.min(self.server.lock().watch_max);
         let (mut is_near_end, mut is_bookmark_due) = (false, false);
         loop {
             let (change, now, has_bookmark) = {
@@ -738,7 +754,7 @@ impl ResponseWriter {
             tokio::select! {
                 _ = changed.changed() => {}
                 () = self.sender.closed() => return Err(ResponseEnded),
-                () = sleep_until(end) => return Ok(()),
+                () = sleep_until(cut) => return Ok(()),
                 () = sleep_until(end - LAST_BOOKMARK), if !is_near_end => {
                     (is_near_end, is_bookmark_due) = (true, true);
                 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::comparison::WatchEnd;
+use self::comparison::{WATCHES_MAX, WatchEnd};
 pub(crate) use self::history::{History, ListPolicy};
 use crate::{
     backoff::jitter,
@@ -220,6 +220,7 @@ impl WatchState {
                 Output { events: vec![WatchEvent::Compared(number)], ..Output::next(history.end_watch()) }
             }
             WatchEnd::Doubtful => self.doubt(collection, history),
+            WatchEnd::NeedsList => self.list_to_compare(collection, history),
         })
     }
 
@@ -231,7 +232,14 @@ impl WatchState {
         self.give_up(&reason, history)
     }
 
-    /// Gives up a watch whose version may mean nothing.
+    /// Gives up a watch after which a list has to complete the comparison.
+    fn list_to_compare<K: WatchedResource>(&mut self, collection: Collection<'_>, history: &mut History) -> Output<K> {
+        let (server, resource) = (collection.server, K::PLURAL);
+        let reason = format!("{WATCHES_MAX} watches of {resource} at {server} have not completed a comparison");
+        self.give_up(&reason, history)
+    }
+
+    /// Gives up a watch for a list.
     fn give_up<K>(&mut self, reason: &str, history: &mut History) -> Output<K> {
         self.relist();
         let pause = history.expired.next() + history.spread();
@@ -271,10 +279,12 @@ impl WatchState {
         history: &mut History,
     ) -> Output<K> {
         let failure = Failure { operation: self.operation(), error };
+        let needs_list = failure.operation == Operation::Watch && history.comparison.fail_watch();
         let message = failure.describe::<K>(collection.server);
         let selectors = self.sent_selectors(collection.selectors);
         let (mut events, resource) = (Vec::new(), K::PLURAL);
         let (log, next) = match failure.recovery(selectors.has_optional_fields(), K::LOST_WITHOUT.is_some()) {
+            Recovery::Resume if needs_list => return self.list_to_compare(collection, history),
             Recovery::Resume => (None, history.end_watch()),
             Recovery::DropFieldSelector => {
                 self.drop_optional_fields();
@@ -297,7 +307,7 @@ impl WatchState {
             }
             Recovery::Retry(from) => self.retry(from, &failure, &message, history),
         };
-        if history.policy.after_failure {
+        if history.policy.after_failure || needs_list {
             self.relist();
         }
         Output { log, events, next }

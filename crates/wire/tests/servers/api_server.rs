@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use cproxy_core::ResourceKind;
-use cproxy_testing::simulated::{How, Protobuf, Server, Simulation, play};
+use cproxy_testing::simulated::{How, Protobuf, ReceivedRequest, Server, Simulation, play};
 use tokio::time::{Instant, sleep};
 
 /// The longest object of each of the three kinds, three times: as much as is allocated while a buffer doubles.
@@ -212,6 +212,36 @@ fn a_comparison_with_a_server_that_shows_nothing_takes_one_list() {
                 let (lists, took) = compare(&simulation).await;
                 assert_eq!(lists, [1, 1]);
                 assert!(took < Duration::from_secs(8), "{took:?}");
+            }
+        });
+    }
+}
+
+/// The bookmark comes a second after the begin. Watches of less than a second that show nothing have pauses between
+/// them, in which nothing is asked for.
+#[test]
+fn a_comparison_whose_watches_always_end_too_early_becomes_a_list() {
+    for (watch_max, at_most) in [(10, 80), (900, 80), (1500, 10)].map(|(millis, s)| (Duration::from_millis(millis), s))
+    {
+        simulate(async {
+            let simulation = Simulation::start();
+            simulation.converge().await;
+            simulation.server.omit_bookmarks();
+            simulation.server.end_watches_after(watch_max);
+            for variant in 7..9 {
+                sleep(Duration::from_secs(10)).await;
+                simulation.server.change_all(variant);
+                simulation.converge().await;
+                simulation.server.forget_requests();
+                let (lists, took) = compare(&simulation).await;
+                assert_eq!(lists, [1, 1], "after {watch_max:?}");
+                assert!(took < Duration::from_secs(at_most), "{took:?}");
+                let is_short = |asked: &ReceivedRequest| asked.lasts == Duration::from_secs(3);
+                let short = |kind| {
+                    let asked = simulation.server.asked();
+                    asked.iter().filter(|(_, asked)| asked.kind == kind && is_short(asked)).count()
+                };
+                assert_eq!([ResourceKind::Services, ResourceKind::EndpointSlices].map(short), [3, 3]);
             }
         });
     }

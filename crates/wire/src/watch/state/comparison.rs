@@ -5,6 +5,9 @@
 //! the change and no bookmark of the same version: then the watch's orderly end without another event completes it,
 //! too. A watch that shows nothing does not: the server may have gone back to an older state, whose watches from later
 //! versions are silent.
+//!
+//! A proxy may end each watch too early, and a server without bookmarks may have changes all the time. After some such
+//! watches, a list completes the comparison.
 
 use std::time::Duration;
 
@@ -15,12 +18,17 @@ use super::history::BOOKMARK_WATCH_TIME;
 /// Shortest time of a watch whose end shows that no event is left. A server that goes away ends watches earlier.
 pub(super) const COMPARISON_MIN: Duration = BOOKMARK_WATCH_TIME.saturating_sub(Duration::from_secs(1));
 
+/// Number of watches without a result after which a list completes the comparison.
+pub(super) const WATCHES_MAX: u32 = 3;
+
 /// Comparison of one resource's objects.
 #[derive(Debug)]
 pub(crate) struct Comparison {
     phase: Phase,
     /// Number of the comparison, or of the last one.
     number: u64,
+    /// Number of watches that have ended without a result.
+    watches: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,16 +60,18 @@ pub(super) enum WatchEnd {
     Complete(u64),
     /// The server may not have the last version.
     Doubtful,
+    /// A list has to complete the comparison.
+    NeedsList,
 }
 
 impl Comparison {
     pub(super) fn new() -> Self {
-        Self { phase: Phase::Idle, number: 0 }
+        Self { phase: Phase::Idle, number: 0, watches: 0 }
     }
 
     /// Begins the comparison with this number, in place of one that is not complete.
     pub(super) fn want(&mut self, number: u64) {
-        *self = Self { phase: Phase::Requested, number };
+        *self = Self { phase: Phase::Requested, number, watches: 0 };
     }
 
     /// True if the next watch is opened for the comparison: it is short and begins before the last version.
@@ -93,14 +103,22 @@ impl Comparison {
 
     /// Records that the server has ended a watch in an orderly way.
     pub(super) fn end_watch(&mut self) -> WatchEnd {
-        match self.phase {
-            Phase::UnderWay { since, shown } if since.elapsed() >= COMPARISON_MIN => match shown {
-                Shown::Nothing => WatchEnd::Doubtful,
-                Shown::LastVersion => self.complete().map_or(WatchEnd::Ordinary, WatchEnd::Complete),
-                Shown::Changes => WatchEnd::Ordinary,
-            },
+        let Phase::UnderWay { since, shown } = self.phase else { return WatchEnd::Ordinary };
+        match shown {
+            Shown::Nothing if since.elapsed() >= COMPARISON_MIN => WatchEnd::Doubtful,
+            Shown::LastVersion if since.elapsed() >= COMPARISON_MIN => {
+                self.complete().map_or(WatchEnd::Ordinary, WatchEnd::Complete)
+            }
+            _ if self.fail_watch() => WatchEnd::NeedsList,
             _ => WatchEnd::Ordinary,
         }
+    }
+
+    /// Records that a watch has ended without a result. Returns true if a list has to complete the comparison.
+    pub(super) fn fail_watch(&mut self) -> bool {
+        let Phase::UnderWay { .. } = self.phase else { return false };
+        self.watches += 1;
+        self.watches >= WATCHES_MAX
     }
 
     /// Records that the response is not read further. It can complete nothing any more.

@@ -112,3 +112,48 @@ async fn a_comparison_that_is_asked_for_during_a_list_needs_another_response() {
     machine.step::<Service>(bookmark("5"));
     assert_eq!(machine.compared, [1]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn after_three_watches_without_a_result_a_list_is_the_comparison() {
+    let early: fn(&mut Machine) -> Stepped<Service> = |machine| {
+        machine.step::<Service>(deleted("5"));
+        end_watch(machine)
+    };
+    let cut: fn(&mut Machine) -> Stepped<Service> = |machine| machine.fail(ApiError::Cut);
+    let reset: fn(&mut Machine) -> Stepped<Service> = |machine| machine.fail(ApiError::Interrupted("reset".into()));
+    for ends in [[early; 3], [cut; 3], [reset; 3], [early, reset, cut], [cut, early, reset], [reset, cut, early]] {
+        let mut machine = Machine::watching("5", true);
+        want(&mut machine, 1);
+        for (round, end) in ends.into_iter().enumerate() {
+            assert!(machine.target().contains("timeoutSeconds=3&"), "{}", machine.target());
+            // A better connection, and a request that fails, say nothing about watches.
+            machine.step::<Service>(accepted());
+            machine.step::<Service>(Input::Superseded);
+            machine.fail(ApiError::Refused(status(503)));
+            machine.step::<Service>(accepted());
+            assert_eq!(machine.state().operation(), Operation::Watch, "{round}");
+            let output = end(&mut machine);
+            assert!(round < 2 || matches!(output.next, Next::RequestAfter(_)), "{output:?}");
+        }
+        assert_eq!(machine.state(), &relisting("5"));
+        machine.step::<Service>(accepted());
+        machine.step::<Service>(end("6"));
+        assert_eq!(machine.compared, [1]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_bookmarks_that_has_changes_all_the_time_is_compared_by_a_list() {
+    let mut machine = Machine::watching("5", true);
+    want(&mut machine, 1);
+    let mut last = None;
+    for version in ["6", "7", "8"] {
+        machine.step::<Service>(accepted());
+        machine.step::<Service>(deleted(version));
+        advance(BOOKMARK_WATCH_TIME).await;
+        last = end_watch(&mut machine).log;
+    }
+    let expected = "3 watches of services at https://api:6443/ have not completed a comparison: listing anew";
+    assert_eq!(last, Some(Log::Info(expected.to_owned())));
+    assert_eq!(machine.state(), &relisting("8"));
+}
