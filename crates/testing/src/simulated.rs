@@ -45,6 +45,9 @@ const PATIENCE: Duration = Duration::from_secs(40 * 60);
 /// Time before the end of a watch at which the server sends a bookmark
 /// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
+/// Times after which a proxy ends watches. The longest is too short for a comparison without bookmarks, too.
+const WATCHES_MAX: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(950), Duration::from_millis(1500)];
+
 /// Bound on the requests to a server that behaves.
 const REST: Duration = Duration::from_secs(600);
 const REST_REQUESTS_MAX: usize = 20;
@@ -184,6 +187,8 @@ pub struct Simulation {
     pub server: Server,
     /// Last contact of the agent.
     pub last_contact: LastContact,
+    /// Times at which comparisons were asked for; the first one has the number 1.
+    comparisons: Arc<Mutex<Vec<Instant>>>,
     store: Arc<Mutex<Store>>,
     start: Instant,
 }
@@ -198,6 +203,11 @@ pub async fn play(script: &[u8]) {
     for pair in script.chunks_exact(2).take(ACTIONS_MAX) {
         let [action, argument] = [pair[0], pair[1]];
         actions += 1;
+        match action {
+            250..=252 => simulation.begin_comparison(),
+            253..=255 => simulation.server.end_watches_after(WATCHES_MAX[usize::from(argument) % WATCHES_MAX.len()]),
+            _ => {}
+        }
         sleep(simulation.server.act(action, argument)).await;
     }
     // The watches have begun then.
@@ -206,6 +216,7 @@ pub async fn play(script: &[u8]) {
     simulation.server.remove_faults();
     simulation.converge().await;
     simulation.end_comparison().await;
+    simulation.server.lock().watch_max = Duration::MAX;
     simulation.check_rest(actions).await;
 }
 
@@ -218,10 +229,18 @@ impl Simulation {
         let (sender, mut events) = mpsc::channel(4);
         let (transport, contact) = (server.clone(), last_contact.clone());
         drop(tokio::spawn(async move { watch(&transport, Some(NODE.to_owned()), contact, sender).await }));
-        let fed = store.clone();
+        let comparisons = Arc::<Mutex<Vec<Instant>>>::default();
+        let (fed, asked_for, asked) = (store.clone(), comparisons.clone(), server.clone());
         drop(tokio::spawn(async move {
             while let Some(batch) = events.recv().await {
-                batch.into_iter().for_each(|event| drop(lock(&fed).apply(event)));
+                for event in batch {
+                    if let Event::Compared(kind, number) = event {
+                        let since = lock(&asked_for)[usize::try_from(number).unwrap() - 1];
+                        let is_later = asked.asked().iter().any(|(at, asked)| asked.kind == kind && *at >= since);
+                        assert!(is_later, "the response that has completed comparison {number} came from before it");
+                    }
+                    lock(&fed).apply(event);
+                }
             }
             panic!("the watch has ended");
         }));
@@ -235,7 +254,7 @@ impl Simulation {
                 }
             }
         }));
-        Self { server, last_contact, store, start: Instant::now() }
+        Self { server, last_contact, comparisons, store, start: Instant::now() }
     }
 
     /// Waits until the agent knows exactly what the server has.
@@ -254,6 +273,7 @@ impl Simulation {
 
     /// Expects a comparison, as after a restore of the VM.
     pub fn begin_comparison(&self) {
+        lock(&self.comparisons).push(Instant::now());
         lock(&self.store).await_comparison(self.last_contact.compare());
     }
 
@@ -272,7 +292,7 @@ impl Simulation {
     async fn check_rest(&self, actions: usize) {
         let asked = self.server.asked().len();
         let seconds = usize::try_from(self.start.elapsed().as_secs()).unwrap_or(usize::MAX);
-        assert!(asked <= 60 + 12 * actions + seconds, "{asked} requests after {actions} actions in {seconds} s");
+        assert!(asked <= 60 + 12 * actions + 3 * seconds, "{asked} requests after {actions} actions in {seconds} s");
         sleep(REST).await;
         let more = self.server.asked().split_off(asked);
         assert!(more.len() <= REST_REQUESTS_MAX, "a server that behaves is asked for {more:?}");

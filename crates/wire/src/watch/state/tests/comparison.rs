@@ -1,5 +1,6 @@
 //! Comparisons: what completes them, and that each is completed in the end.
 
+use proptest::prelude::*;
 use tokio::time::advance;
 
 use super::*;
@@ -156,4 +157,200 @@ async fn a_server_without_bookmarks_that_has_changes_all_the_time_is_compared_by
     let expected = "3 watches of services at https://api:6443/ have not completed a comparison: listing anew";
     assert_eq!(last, Some(Log::Info(expected.to_owned())));
     assert_eq!(machine.state(), &relisting("8"));
+}
+
+/// Step of a random history.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Accept,
+    Refuse,
+    /// A change this much later than the last version.
+    Change(u64),
+    /// A bookmark this much later than the version before the last one.
+    Bookmark(u64),
+    End,
+    Cut,
+    Supersede,
+    Unconfirmed,
+    Compare,
+    List,
+    WaitMillis(u64),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        4 => Just(Act::Accept),
+        1 => Just(Act::Refuse),
+        2 => (0..3_u64).prop_map(Act::Change),
+        2 => (0..3_u64).prop_map(Act::Bookmark),
+        3 => Just(Act::End),
+        1 => Just(Act::Cut),
+        1 => Just(Act::Supersede),
+        1 => Just(Act::Unconfirmed),
+        3 => Just(Act::Compare),
+        1 => Just(Act::List),
+        3 => prop_oneof![Just(1999), Just(2000), 0..4000_u64].prop_map(Act::WaitMillis),
+    ]
+}
+
+/// Server that behaves in one way.
+#[derive(Clone, Copy, Debug)]
+enum Behaviour {
+    SendsBookmarks,
+    ShowsLastVersion,
+    ShowsNothing,
+    ShowsChanges,
+    EndsEarly,
+    Cuts,
+    HasForgotten,
+}
+
+/// Response that the server has accepted.
+struct OpenResponse {
+    /// Comparison that was wanted before.
+    number: Option<u64>,
+    since: Instant,
+    /// Last version before the response.
+    known: u64,
+    shown: Vec<u64>,
+}
+
+/// The machine, and what must be true of its comparisons.
+struct Model {
+    machine: Machine,
+    version: u64,
+    response: Option<OpenResponse>,
+    /// Number of comparisons so far.
+    count: u64,
+    /// The last one is not complete.
+    is_wanted: bool,
+}
+
+impl Model {
+    fn new() -> Self {
+        Self { machine: Machine::watching("100", true), version: 100, response: None, count: 0, is_wanted: false }
+    }
+
+    fn operation(&self) -> Operation {
+        self.machine.state().operation()
+    }
+
+    /// Input of an act, if it can happen now.
+    fn input(&mut self, act: Act) -> Option<Input<Service>> {
+        let is_watch = self.operation() == Operation::Watch;
+        Some(match (act, &mut self.response) {
+            (Act::Accept, None) => accepted(),
+            (Act::Refuse, None) => Input::Failed(ApiError::Refused(status(503))),
+            (Act::Change(later), Some(response)) if is_watch => {
+                self.version += later;
+                response.shown.push(self.version);
+                deleted(&self.version.to_string())
+            }
+            (Act::Bookmark(later), Some(_)) if is_watch => {
+                let version = self.version - 1 + later;
+                self.version = self.version.max(version);
+                bookmark(&version.to_string())
+            }
+            (Act::End, Some(_)) if is_watch => Input::Ended(ListMetadata::default()),
+            (Act::End, Some(_)) => end(&self.version.to_string()),
+            (Act::Cut, Some(_)) => Input::Failed(ApiError::Cut),
+            (Act::Supersede, Some(_)) if is_watch => Input::Superseded,
+            (Act::Unconfirmed, Some(_)) if is_watch => Input::Unconfirmed,
+            (Act::Compare, Some(_)) => {
+                (self.count, self.is_wanted) = (self.count + 1, true);
+                Input::Wanted(Wanted::Comparison(self.count))
+            }
+            (Act::List, Some(_)) => Input::Wanted(Wanted::List),
+            _ => return None,
+        })
+    }
+
+    /// Whether an act completes the comparison: its response was accepted after the comparison was asked for, and shows
+    /// all that the server has.
+    fn completes(&self, act: Act) -> bool {
+        let Some(response) = &self.response else { return false };
+        let shows_all = match (act, self.operation()) {
+            (Act::End, Operation::List) => true,
+            (Act::Bookmark(later), Operation::Watch) => later > 0,
+            (Act::End, Operation::Watch) => {
+                let has_last = response.shown.last() == Some(&response.known);
+                has_last && response.since.elapsed() >= COMPARISON_MIN
+            }
+            _ => false,
+        };
+        self.is_wanted && response.number == Some(self.count) && shows_all
+    }
+
+    async fn play(&mut self, act: Act) {
+        if let Act::WaitMillis(millis) = act {
+            return advance(Duration::from_millis(millis)).await;
+        }
+        let Some(input) = self.input(act) else { return };
+        let is_complete = self.completes(act);
+        let output = self.machine.step(input);
+        let completed: Vec<_> = self.machine.compared.drain(..).collect();
+        let expected: Vec<_> = is_complete.then_some(self.count).into_iter().collect();
+        assert_eq!(completed, expected, "{act:?}");
+        self.is_wanted &= !is_complete;
+        if let (Act::Accept, Next::Read) = (act, &output.next) {
+            let number = self.is_wanted.then_some(self.count);
+            let (since, known) = (Instant::now(), self.version);
+            self.response = Some(OpenResponse { number, since, known, shown: Vec::new() });
+        }
+        self.response.take_if(|_| output.next != Next::Read);
+    }
+
+    /// A request to a server that behaves in this way, and its response.
+    async fn respond(&mut self, behaviour: Behaviour) {
+        if let (Behaviour::HasForgotten, Operation::Watch) = (behaviour, self.operation()) {
+            self.machine.fail(ApiError::Refused(status(410)));
+            return;
+        }
+        self.play(Act::Accept).await;
+        let whole = Act::WaitMillis(3000);
+        let acts: &[Act] = match (self.operation(), behaviour) {
+            (Operation::List, _) => &[Act::End],
+            (_, Behaviour::SendsBookmarks | Behaviour::HasForgotten) => &[Act::Bookmark(1)],
+            (_, Behaviour::ShowsLastVersion) => &[Act::Change(0), whole, Act::End],
+            (_, Behaviour::ShowsNothing) => &[whole, Act::End],
+            (_, Behaviour::ShowsChanges) => &[Act::Change(1), whole, Act::End],
+            (_, Behaviour::EndsEarly) => &[Act::Change(0), Act::End],
+            (_, Behaviour::Cuts) => &[Act::Change(0), Act::Cut],
+        };
+        for act in acts {
+            self.play(*act).await;
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_from_before_a_comparison_completes_it_and_each_one_is_completed_in_the_end(
+        acts in prop::collection::vec(act(), 0..60),
+        behaviour in prop::sample::select(vec![
+            Behaviour::SendsBookmarks,
+            Behaviour::ShowsLastVersion,
+            Behaviour::ShowsNothing,
+            Behaviour::ShowsChanges,
+            Behaviour::EndsEarly,
+            Behaviour::Cuts,
+            Behaviour::HasForgotten,
+        ]),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let mut model = Model::new();
+            for act in acts {
+                model.play(act).await;
+            }
+            // The response that is under way ends.
+            model.play(Act::Cut).await;
+            for _ in 0..=WATCHES_MAX {
+                if model.is_wanted {
+                    model.respond(behaviour).await;
+                }
+            }
+            assert!(!model.is_wanted, "{behaviour:?}");
+        });
+    }
 }
