@@ -283,7 +283,8 @@ impl WatchState {
         let message = failure.describe::<K>(collection.server);
         let selectors = self.sent_selectors(collection.selectors);
         let (mut events, resource) = (Vec::new(), K::PLURAL);
-        let (log, next) = match failure.recovery(selectors.has_optional_fields(), K::LOST_WITHOUT.is_some()) {
+        let recovery = failure.recovery(selectors.has_optional_fields(), K::LOST_WITHOUT.is_some());
+        let (log, next) = match recovery {
             Recovery::Resume if needs_list => return self.list_to_compare(collection, history),
             Recovery::Resume => (None, history.end_watch()),
             Recovery::DropFieldSelector => {
@@ -307,7 +308,9 @@ impl WatchState {
             }
             Recovery::Retry(from) => self.retry(from, &failure, &message, history),
         };
-        if history.policy.after_failure || needs_list {
+        // A refusal of the selector says nothing about the version, and with the selector it would not end.
+        let is_resumed = failure.operation == Operation::Watch && recovery != Recovery::DropFieldSelector;
+        if is_resumed && history.policy.after_failure || needs_list {
             self.relist();
         }
         Output { log, events, next }

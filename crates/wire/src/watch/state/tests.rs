@@ -304,6 +304,22 @@ fn an_invalid_request_is_repeated_without_the_optional_selector() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn with_lists_after_failures_a_watch_that_broke_is_not_resumed_and_a_list_drops_its_selector() {
+    let policy = ListPolicy { spreads: false, after_failure: true };
+    let machine = |state| Machine { state: Some(state), history: History::new(policy), compared: Vec::new() };
+    for error in [ApiError::Cut, ApiError::Refused(status(503)), ApiError::Connection("refused".into())] {
+        let mut machine = machine(watching("7"));
+        machine.fail(error);
+        assert_eq!(*machine.state(), relisting("7"));
+    }
+    for (state, without) in [(listing(), listing_without_fields()), (watching("7"), without_fields("7"))] {
+        let mut machine = machine(state);
+        assert_eq!(machine.fail(ApiError::Refused(status(400))).next, Next::Request);
+        assert_eq!(*machine.state(), without, "the same request again would not end");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_watch_that_is_cut_is_resumed_and_one_that_is_too_old_becomes_a_list() {
     let mut machine = Machine::watching("7", false);
     let output = machine.fail(ApiError::Cut);
