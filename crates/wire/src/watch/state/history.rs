@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{comparison::Comparison, confirmation::Confirmation};
+use super::{
+    comparison::{BOOKMARK_WATCH_TIME, Comparison},
+    confirmation::Confirmation,
+};
 use crate::{
     backoff::{Backoff, jitter},
     watch::io::{Log, Next},
@@ -19,10 +22,6 @@ pub(super) const EXPIRED_PAUSE: Duration = Duration::from_millis(250);
 /// Time after which the server ends a watch: this and up to as much again, as in client-go, so that the watches of many
 /// agents do not end together.
 const WATCH_MIN: Duration = Duration::from_secs(300);
-
-/// Time of a watch that is opened for its bookmark, which the server sends two seconds before the end
-/// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
-pub(super) const BOOKMARK_WATCH_TIME: Duration = Duration::from_secs(3);
 
 /// Watches that last less and show nothing end at once (client-go/tools/cache/reflector.go 1.36).
 const SHORT_WATCH: Duration = Duration::from_secs(1);

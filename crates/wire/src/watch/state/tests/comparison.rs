@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tokio::time::advance;
 
 use super::*;
-use crate::watch::state::{comparison::COMPARISON_MIN, history::BOOKMARK_WATCH_TIME};
+use crate::watch::state::comparison::{BOOKMARK_WATCH_TIME, COMPARISON_MIN};
 
 fn deleted(version: &str) -> Input<Service> {
     Input::Received(Message::Deleted(versioned(version)))
@@ -179,17 +179,17 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        4 => Just(Act::Accept),
+        6 => Just(Act::Accept),
         1 => Just(Act::Refuse),
-        2 => (0..3_u64).prop_map(Act::Change),
-        2 => (0..3_u64).prop_map(Act::Bookmark),
-        3 => Just(Act::End),
+        5 => (0..3_u64).prop_map(Act::Change),
+        1 => (0..3_u64).prop_map(Act::Bookmark),
+        4 => Just(Act::End),
         1 => Just(Act::Cut),
         1 => Just(Act::Supersede),
         1 => Just(Act::Unconfirmed),
         3 => Just(Act::Compare),
         1 => Just(Act::List),
-        3 => prop_oneof![Just(1999), Just(2000), 0..4000_u64].prop_map(Act::WaitMillis),
+        4 => prop_oneof![Just(1999), 2000..4000_u64].prop_map(Act::WaitMillis),
     ]
 }
 
@@ -287,6 +287,11 @@ impl Model {
         }
         let Some(input) = self.input(act) else { return };
         let is_complete = self.completes(act);
+        if let (Act::Accept, Operation::Watch) = (act, self.operation()) {
+            let target = self.machine.target();
+            let before = format!("timeoutSeconds=3&allowWatchBookmarks=true&resourceVersion={}", self.version - 1);
+            assert_eq!(target.ends_with(&before), self.is_wanted, "{target}");
+        }
         let output = self.machine.step(input);
         let completed: Vec<_> = self.machine.compared.drain(..).collect();
         let expected: Vec<_> = is_complete.then_some(self.count).into_iter().collect();
@@ -324,6 +329,8 @@ impl Model {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
     #[test]
     fn nothing_from_before_a_comparison_completes_it_and_each_one_is_completed_in_the_end(
         acts in prop::collection::vec(act(), 0..60),
