@@ -6,9 +6,9 @@ use std::{
 };
 
 use bytes::Bytes;
+use cproxy_protobuf::fields;
 
 use crate::{
-    fields::fields,
     filter::Filter,
     json::object_json,
     object::{METADATA, Meta, Object, api_version, with_version},

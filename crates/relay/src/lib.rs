@@ -8,7 +8,6 @@
 mod collection;
 mod discovery;
 mod event;
-mod fields;
 mod filter;
 mod json;
 mod list;
@@ -22,7 +21,6 @@ mod wire;
 
 pub use collection::{Collection, Outcome, Snapshot, Summary, Update, WatchStart};
 pub use discovery::discovery;
-pub use fields::FieldError;
 pub use filter::{Filter, Visibility};
 pub use json::object_json;
 pub use list::List;

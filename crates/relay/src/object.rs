@@ -7,15 +7,14 @@ use cproxy_core::{
     ResourceKind,
     api::{EndpointSlice, Metadata, Node, Object as Api, Service},
 };
+use cproxy_protobuf::{FieldError, fields, push_field, push_header, push_number};
 use cproxy_wire::WatchedResource;
 use prost::{
     Message,
     bytes::{Buf, BufMut},
-    encoding::{DecodeContext, WireType, decode_varint, encode_varint},
+    encoding::{DecodeContext, WireType, decode_varint},
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
-
-use crate::fields::{FieldError, fields, push_field, push_header};
 
 /// Annotations that clients act on: the hints of kube-proxy before 1.33 depend on these.
 const KEPT_ANNOTATIONS: [&[u8]; 2] =
@@ -188,9 +187,7 @@ fn copy_number(
 ) -> Result<(), prost::DecodeError> {
     match wire_type {
         WireType::Varint => {
-            let value = decode_varint(buf)?;
-            encode_varint(u64::from(tag << 3), to);
-            encode_varint(value, to);
+            push_number(to, tag, decode_varint(buf)?);
             Ok(())
         }
         // Kubernetes has no other numbers at the top of an object, and groups nowhere.
@@ -207,10 +204,10 @@ fn trim_metadata(metadata: &[u8]) -> Result<Vec<u8>, FieldError> {
         let is_kept = match field.number {
             LABELS => {
                 labels += 1;
-                labels <= LABELS_MAX || has_kept_prefix(field.value)?
+                labels <= LABELS_MAX || has_kept_prefix(field.payload())?
             }
             OWNER_REFERENCES | MANAGED_FIELDS => false,
-            ANNOTATIONS => is_kept_annotation(field.value)?,
+            ANNOTATIONS => is_kept_annotation(field.payload())?,
             _ => true,
         };
         if is_kept {
@@ -225,7 +222,8 @@ fn has_kept_prefix(entry: &[u8]) -> Result<bool, FieldError> {
     for field in fields(entry) {
         let field = field?;
         if field.number == 1 {
-            return Ok(KEPT_LABELS.iter().any(|prefix| field.value.starts_with(prefix)) && field.value.len() < 64);
+            let key = field.payload();
+            return Ok(KEPT_LABELS.iter().any(|prefix| key.starts_with(prefix)) && key.len() < 64);
         }
     }
     Ok(false)
@@ -235,7 +233,7 @@ fn is_kept_annotation(entry: &[u8]) -> Result<bool, FieldError> {
     for field in fields(entry) {
         let field = field?;
         if field.number == 1 {
-            return Ok(KEPT_ANNOTATIONS.contains(&field.value));
+            return Ok(KEPT_ANNOTATIONS.contains(&field.payload()));
         }
     }
     Ok(false)
@@ -346,11 +344,11 @@ fn service_fields(service: &[u8]) -> Result<(Box<str>, Box<str>), FieldError> {
         if field.number != SPEC {
             continue;
         }
-        for field in fields(field.value) {
+        for field in fields(field.payload()) {
             let field = field?;
             match field.number {
-                CLUSTER_IP => cluster_ip = str::from_utf8(field.value)?,
-                SERVICE_TYPE => service_type = str::from_utf8(field.value)?,
+                CLUSTER_IP => cluster_ip = str::from_utf8(field.payload())?,
+                SERVICE_TYPE => service_type = str::from_utf8(field.payload())?,
                 _ => {}
             }
         }
@@ -372,8 +370,8 @@ fn replace_version(object: &[u8], version: u64) -> Result<Vec<u8>, FieldError> {
             replaced.extend_from_slice(field.encoded);
             continue;
         }
-        let mut metadata = Vec::with_capacity(field.value.len() + 8);
-        for field in fields(field.value) {
+        let mut metadata = Vec::with_capacity(field.payload().len() + 8);
+        for field in fields(field.payload()) {
             let field = field?;
             match field.number {
                 RESOURCE_VERSION => push_field(&mut metadata, RESOURCE_VERSION, version.to_string().as_bytes()),
@@ -437,7 +435,7 @@ mod tests {
         let object = Object::new(ResourceKind::Services, metadata, trimmed.into()).unwrap();
         let numbers = |message: &[u8]| fields(message).map(|field| field.unwrap().number).collect::<Vec<_>>();
         assert_eq!(numbers(&object.protobuf), [1, 2, 97]);
-        let metadata = fields(&object.protobuf).next().unwrap().unwrap().value;
+        let metadata = fields(&object.protobuf).next().unwrap().unwrap().payload();
         assert_eq!(numbers(metadata), [1, 3, 6, 11, 12, 99]);
         let meta = &object.meta;
         assert_eq!((&*meta.namespace, &*meta.name, meta.version), ("default", "web", 17));

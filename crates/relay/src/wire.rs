@@ -5,13 +5,11 @@ mod tests;
 
 use bytes::Bytes;
 use cproxy_core::ResourceKind;
+use cproxy_protobuf::{push_field, push_header};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta_v1;
 use serde_json::json;
 
-use crate::{
-    fields::{push_field, push_header},
-    object::{api_version, item_bytes, push_item},
-};
+use crate::object::{api_version, item_bytes, push_item};
 
 /// First bytes of a protobuf object of Kubernetes.
 const MAGIC: &[u8] = b"k8s\0";

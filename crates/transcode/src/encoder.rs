@@ -1,6 +1,6 @@
 //! Writer of protobuf from JSON, by the tables of `schema`. A field that a table does not have is left out.
 
-use prost::encoding::{WireType, encode_key, encode_varint};
+use cproxy_protobuf::{push_field, push_number};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -40,34 +40,34 @@ fn encode_field(field: &Field, value: &Value, out: &mut Vec<u8>) -> Result<(), T
 fn encode_map(field: &Field, entries: &Map<String, Value>, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
     for (key, value) in entries {
         let mut entry = Vec::new();
-        encode_bytes(KEY, key.as_bytes(), &mut entry);
+        push_field(&mut entry, KEY, key.as_bytes());
         // Go reads null as the zero value.
         if !value.is_null() {
             encode_value(VALUE, field.kind, value, &mut entry)?;
         }
-        encode_bytes(field.number, &entry, out);
+        push_field(out, field.number, &entry);
     }
     Ok(())
 }
 
 fn encode_value(number: u32, kind: Kind, value: &Value, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
     match kind {
-        Kind::Text => encode_bytes(number, text(value)?.as_bytes(), out),
-        Kind::Bool => encode_number(number, value.as_bool().ok_or(Reason::Expected("true or false"))?.into(), out),
-        Kind::Int32 => encode_number(number, int32(value)?, out),
-        Kind::Int64 => encode_number(number, value.as_i64().ok_or(Reason::Expected("a whole number"))?, out),
-        Kind::Time => encode_bytes(number, &time(value)?, out),
-        Kind::Quantity => encode_bytes(number, &quantity(value)?, out),
-        Kind::IntOrString => encode_bytes(number, &int_or_string(value)?, out),
+        Kind::Text => push_field(out, number, text(value)?.as_bytes()),
+        Kind::Bool => push_number(out, number, value.as_bool().ok_or(Reason::Expected("true or false"))?.into()),
+        Kind::Int32 => push_number(out, number, int32(value)?),
+        Kind::Int64 => push_number(out, number, int64(value)?),
+        Kind::Time => push_field(out, number, &time(value)?),
+        Kind::Quantity => push_field(out, number, &quantity(value)?),
+        Kind::IntOrString => push_field(out, number, &int_or_string(value)?),
         Kind::Fields => {
             let mut fields = Vec::new();
-            encode_bytes(1, value.to_string().as_bytes(), &mut fields);
-            encode_bytes(number, &fields, out);
+            push_field(&mut fields, 1, value.to_string().as_bytes());
+            push_field(out, number, &fields);
         }
         Kind::Message(schema) => {
             let mut message = Vec::new();
             encode_object(schema, value, &mut message)?;
-            encode_bytes(number, &message, out);
+            push_field(out, number, &message);
         }
     }
     Ok(())
@@ -77,17 +77,23 @@ fn text(value: &Value) -> Result<&str, Reason> {
     value.as_str().ok_or(Reason::Expected("a text"))
 }
 
-fn int32(value: &Value) -> Result<i64, Reason> {
-    let number = value.as_i64().and_then(|number| i32::try_from(number).ok());
-    number.map(i64::from).ok_or(Reason::Expected("a whole number of 32 bits"))
+/// A number of 32 bits, as a varint has it.
+fn int32(value: &Value) -> Result<u64, Reason> {
+    let number = value.as_i64().filter(|number| i32::try_from(*number).is_ok());
+    number.map(i64::cast_unsigned).ok_or(Reason::Expected("a whole number of 32 bits"))
+}
+
+/// A number of 64 bits, as a varint has it.
+fn int64(value: &Value) -> Result<u64, Reason> {
+    value.as_i64().map(i64::cast_unsigned).ok_or(Reason::Expected("a whole number"))
 }
 
 /// metav1.Timestamp: seconds since 1970, and nanoseconds, which JSON does not have.
 fn time(value: &Value) -> Result<Vec<u8>, Reason> {
     let time: jiff::Timestamp = text(value)?.parse().map_err(|_| Reason::Expected("a time as in RFC 3339"))?;
     let mut message = Vec::new();
-    encode_number(1, time.as_second(), &mut message);
-    encode_number(2, 0, &mut message);
+    push_number(&mut message, 1, time.as_second().cast_unsigned());
+    push_number(&mut message, 2, 0);
     Ok(message)
 }
 
@@ -95,8 +101,8 @@ fn time(value: &Value) -> Result<Vec<u8>, Reason> {
 fn quantity(value: &Value) -> Result<Vec<u8>, Reason> {
     let mut message = Vec::new();
     match value {
-        Value::String(text) => encode_bytes(1, text.as_bytes(), &mut message),
-        Value::Number(number) => encode_bytes(1, number.to_string().as_bytes(), &mut message),
+        Value::String(text) => push_field(&mut message, 1, text.as_bytes()),
+        Value::Number(number) => push_field(&mut message, 1, number.to_string().as_bytes()),
         _ => return Err(Reason::Expected("a quantity")),
     }
     Ok(message)
@@ -109,19 +115,8 @@ fn int_or_string(value: &Value) -> Result<Vec<u8>, Reason> {
         _ => (0, int32(value).map_err(|_| Reason::Expected("a number or a text"))?, ""),
     };
     let mut message = Vec::new();
-    encode_number(1, kind, &mut message);
-    encode_number(2, number, &mut message);
-    encode_bytes(3, text.as_bytes(), &mut message);
+    push_number(&mut message, 1, kind);
+    push_number(&mut message, 2, number);
+    push_field(&mut message, 3, text.as_bytes());
     Ok(message)
-}
-
-fn encode_number(number: u32, value: i64, out: &mut Vec<u8>) {
-    encode_key(number, WireType::Varint, out);
-    encode_varint(value.cast_unsigned(), out);
-}
-
-fn encode_bytes(number: u32, bytes: &[u8], out: &mut Vec<u8>) {
-    encode_key(number, WireType::LengthDelimited, out);
-    encode_varint(bytes.len() as u64, out);
-    out.extend_from_slice(bytes);
 }

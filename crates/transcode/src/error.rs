@@ -1,6 +1,6 @@
 //! Errors, with the path of the field.
 
-use prost::DecodeError;
+use cproxy_protobuf::FieldError;
 
 /// Reason why an object cannot be transcoded, with the path of the field, such as `Service.spec.ports[0].name`.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,12 +13,10 @@ pub struct TranscodeError {
 /// Reason why a field cannot be transcoded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Reason {
-    #[error("{0}")]
-    Protobuf(#[from] DecodeError),
+    #[error(transparent)]
+    Field(FieldError),
     #[error("the message ends within a field")]
     Cut,
-    #[error("another type of field was expected")]
-    WireType,
     #[error("the text is not UTF-8")]
     NotUtf8,
     #[error("the fields of a manager are not JSON")]
@@ -43,6 +41,16 @@ impl TranscodeError {
     /// The same error, seen from the list that has this item.
     pub(crate) fn at(self, index: usize) -> Self {
         self.within(&format!("[{index}]"))
+    }
+}
+
+impl From<FieldError> for Reason {
+    fn from(error: FieldError) -> Self {
+        match error {
+            FieldError::Cut(_) => Self::Cut,
+            FieldError::NotUtf8(_) => Self::NotUtf8,
+            FieldError::Protobuf(_) | FieldError::WireType => Self::Field(error),
+        }
     }
 }
 

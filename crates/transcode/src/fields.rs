@@ -1,11 +1,11 @@
 //! metav1.FieldsV1: JSON in protobuf. Go's encoder takes the white space out of it and replaces the characters that
 //! `HTMLEscape` does.
 
+use cproxy_protobuf::last;
 use serde::de::IgnoredAny;
 
 use crate::{
     error::Reason,
-    reader::last,
     text::{is_html, write_escaped},
 };
 
@@ -49,6 +49,8 @@ impl Position {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_protobuf::FieldError;
+
     use super::*;
 
     fn written(json: &str) -> Result<String, Reason> {
@@ -80,6 +82,6 @@ mod tests {
             assert_eq!(written(json), Err(Reason::NotJson), "{json}");
         }
         assert_eq!(write_fields(b"\x0a\x02\"\xff", &mut Vec::new()), Err(Reason::NotUtf8));
-        assert_eq!(write_fields(b"\x08\x01", &mut Vec::new()), Err(Reason::WireType));
+        assert_eq!(write_fields(b"\x08\x01", &mut Vec::new()), Err(Reason::Field(FieldError::WireType)));
     }
 }

@@ -1,10 +1,8 @@
 //! Types whose JSON is not that of their protobuf message.
 
-use crate::{
-    error::Reason,
-    reader::{last, last_number},
-    text::write_text,
-};
+use cproxy_protobuf::{last, last_number};
+
+use crate::{error::Reason, text::write_text};
 
 /// Field of resource.Quantity with its text.
 const QUANTITY: u32 = 1;
@@ -45,6 +43,8 @@ pub(crate) fn int(number: u64) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_protobuf::FieldError;
+
     use super::*;
 
     fn written(write: fn(&[u8], &mut Vec<u8>) -> Result<(), Reason>, message: &[u8]) -> Result<String, Reason> {
@@ -56,7 +56,7 @@ mod tests {
     fn a_quantity_is_its_text() {
         assert_eq!(written(write_quantity, b"\x0a\x05128Mi").as_deref(), Ok("\"128Mi\""));
         assert_eq!(written(write_quantity, b"").as_deref(), Ok("\"0\""));
-        assert_eq!(written(write_quantity, b"\x08\x01"), Err(Reason::WireType));
+        assert_eq!(written(write_quantity, b"\x08\x01"), Err(Reason::Field(FieldError::WireType)));
     }
 
     #[test]

@@ -9,7 +9,6 @@ mod encoder;
 mod error;
 mod fields;
 mod leaf;
-mod reader;
 mod schema;
 mod text;
 mod time;

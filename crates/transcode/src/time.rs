@@ -1,6 +1,8 @@
 //! metav1.Time: a message with seconds since 1970, in JSON an RFC 3339 time in UTC.
 
-use crate::{error::Reason, reader::last_number};
+use cproxy_protobuf::last_number;
+
+use crate::error::Reason;
 
 /// Number of the field with the seconds in metav1.Timestamp.
 const SECONDS: u32 = 1;
@@ -46,6 +48,8 @@ fn date(day: i64) -> (i64, i64, i64) {
 
 #[cfg(test)]
 mod tests {
+    use cproxy_protobuf::FieldError;
+
     use super::*;
 
     fn written(seconds: i64) -> String {
@@ -97,6 +101,6 @@ mod tests {
         assert_eq!(seconds(b"\x08\x80\x92\xb8\xc3\x98\xfe\xff\xff\xff\x01"), Ok(None));
         assert_eq!(seconds(b"\x10\x05"), Ok(Some(0)));
         assert_eq!(seconds(b"\x08\x07\x10\x05"), Ok(Some(7)));
-        assert_eq!(seconds(b"\x0a\x00"), Err(Reason::WireType));
+        assert_eq!(seconds(b"\x0a\x00"), Err(Reason::Field(FieldError::WireType)));
     }
 }

@@ -3,11 +3,12 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use cproxy_protobuf::{Value, fields, last};
+
 use crate::{
     error::{Reason, TranscodeError},
     fields::write_fields,
     leaf::{int, write_int, write_int_or_string, write_quantity},
-    reader::{Fields, Value, last},
     schema::{Field, Kind, Rule, Schema},
     text::write_text,
     time::{seconds, write_time},
@@ -63,7 +64,7 @@ fn write_name(field: &Field, out: &mut Vec<u8>) {
 
 fn write_list(field: &Field, message: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
     let mut is_empty = true;
-    for (index, value) in Fields::of(message).with_number(field.number).enumerate() {
+    for (index, value) in fields(message).with_number(field.number).enumerate() {
         let value = value?;
         if is_empty {
             write_name(field, out);
@@ -86,7 +87,7 @@ fn write_list(field: &Field, message: &[u8], out: &mut Vec<u8>) -> Result<(), Tr
 /// Appends a map, sorted as Go sorts it: by the bytes of its keys.
 fn write_map(field: &Field, message: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
     let mut entries = BTreeMap::new();
-    for entry in Fields::of(message).with_number(field.number) {
+    for entry in fields(message).with_number(field.number) {
         let (key, value) = read_entry(field.kind, entry?).map_err(|error| error.within(field.name))?;
         entries.insert(key, value);
     }

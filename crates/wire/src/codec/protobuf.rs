@@ -3,7 +3,7 @@
 //! All fields before an error count, so that a message that is broken or cut still has its beginning.
 
 use cproxy_core::{api::Metadata, printable};
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use cproxy_protobuf::{FieldError, Value};
 
 use crate::codec::{error::DecodeError, split::protobuf::MAGIC};
 
@@ -89,6 +89,17 @@ impl<'a> Field<'a> {
     }
 }
 
+impl From<FieldError> for DecodeError {
+    fn from(error: FieldError) -> Self {
+        match error {
+            FieldError::Protobuf(error) => Self::Protobuf(error),
+            FieldError::Cut(_) => Self::Cut,
+            // A number is no text either.
+            FieldError::NotUtf8(_) | FieldError::WireType => Self::NotUtf8,
+        }
+    }
+}
+
 /// Checks the runtime.TypeMeta of a list.
 pub(crate) fn check_type(type_meta: &[u8], kind: &str) -> Result<(), DecodeError> {
     let found = Field { number: 1, bytes: type_meta, is_whole: true }.kind()?;
@@ -134,19 +145,19 @@ fn read_fields<'a>(
     mut read: impl FnMut(Field<'a>) -> Result<(), DecodeError>,
 ) -> Result<(), DecodeError> {
     while !bytes.is_empty() {
-        let (number, wire_type) = decode_key(&mut bytes)?;
-        if wire_type != WireType::LengthDelimited {
-            skip_field(wire_type, number, &mut bytes, DecodeContext::default())?;
-            continue;
+        match cproxy_protobuf::Field::split_off(&mut bytes) {
+            Ok(field) => {
+                if let Value::Bytes(bytes) = field.value {
+                    read(Field { number: field.number, bytes, is_whole: true })?;
+                }
+            }
+            Err(error) => {
+                if let FieldError::Cut(number) = error {
+                    read(Field { number, bytes, is_whole: false })?;
+                }
+                return Err(error.into());
+            }
         }
-        let length = usize::try_from(decode_varint(&mut bytes)?).unwrap_or(usize::MAX);
-        let (value, rest) = bytes.split_at(length.min(bytes.len()));
-        let is_whole = value.len() == length;
-        read(Field { number, bytes: value, is_whole })?;
-        if !is_whole {
-            return Err(DecodeError::Cut);
-        }
-        bytes = rest;
     }
     Ok(())
 }
