@@ -10,6 +10,7 @@ use std::{
 };
 
 use cproxy_core::api::{EndpointSlice, Node, Object as Api, Service};
+use cproxy_protobuf::last;
 use cproxy_relay_core::{
     Collection, Format, Object, Start, Update, Upstream, Watch, WatchOptions, envelope, object_json,
 };
@@ -66,18 +67,9 @@ fn delete<K: WatchedResource + Api + PartialEq + std::fmt::Debug>(object: Object
     assert_eq!(names(&deleted), names(&original));
 }
 
-/// Object of a frame of a watch: the last of the nested fields, before the end of its envelope.
+/// Object of a frame of a watch.
 fn deleted_object(frame: &[u8]) -> &[u8] {
     let magic = frame.windows(4).position(|window| window == b"k8s\0").expect("an envelope");
-    let mut rest = frame.get(magic + 4..frame.len() - 4).expect("an envelope has an end");
-    for _ in 0..2 {
-        assert!(matches!(rest.first(), Some(0x0a | 0x12)));
-        rest = &rest[1..];
-        let length = prost::decode_length_delimiter(&mut rest).expect("a length");
-        if length == rest.len() {
-            return rest;
-        }
-        rest = &rest[length..];
-    }
-    panic!("an envelope has an object");
+    let object = last(&frame[magic + 4..], 2).expect("an envelope has fields");
+    object.expect("an envelope has an object").bytes().expect("an object is a message")
 }

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use cproxy_protobuf::{fields, last_number};
 use serde_json::{Value, json};
 
 use crate::client::Response;
@@ -91,54 +92,9 @@ pub(crate) fn trim(object: &mut Value) {
     }
 }
 
-/// Field of a protobuf message.
-struct Field<'a> {
-    number: u64,
-    encoded: &'a [u8],
-    value: &'a [u8],
-}
-
-fn varint(bytes: &mut &[u8]) -> u64 {
-    let mut value = 0;
-    for shift in (0..).step_by(7) {
-        let byte = bytes[0];
-        *bytes = &bytes[1..];
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            break;
-        }
-    }
-    value
-}
-
-/// Fields of a message without fixed-width numbers, as those of Kubernetes are.
-fn fields(mut rest: &[u8]) -> Vec<Field<'_>> {
-    let mut fields = Vec::new();
-    while !rest.is_empty() {
-        let start = rest;
-        let key = varint(&mut rest);
-        let value = match key & 7 {
-            0 => {
-                let before = rest;
-                varint(&mut rest);
-                &before[..before.len() - rest.len()]
-            }
-            2 => {
-                let length = usize::try_from(varint(&mut rest)).unwrap();
-                let value = &rest[..length];
-                rest = &rest[length..];
-                value
-            }
-            other => panic!("wire type {other}"),
-        };
-        fields.push(Field { number: key >> 3, encoded: &start[..start.len() - rest.len()], value });
-    }
-    fields
-}
-
 /// Value of a message's first field with this number.
-fn value(message: &[u8], number: u64) -> &[u8] {
-    fields(message).into_iter().find(|field| field.number == number).map_or(&[], |field| field.value)
+fn value(message: &[u8], number: u32) -> &[u8] {
+    fields(message).map(Result::unwrap).find(|field| field.number == number).map_or(&[], |field| field.payload())
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -155,30 +111,30 @@ fn open(envelope: &[u8]) -> (String, &[u8]) {
 fn protobuf_lines(body: &[u8]) -> Vec<String> {
     let (kind, message) = open(body);
     if kind.ends_with("List") {
-        let items = fields(message).into_iter().filter(|field| field.number == 2);
-        return std::iter::once(kind).chain(items.map(|field| trimmed_protobuf(field.value))).collect();
+        let items = fields(message).map(Result::unwrap).filter(|field| field.number == 2);
+        return std::iter::once(kind).chain(items.map(|field| trimmed_protobuf(field.payload()))).collect();
     }
     vec![protobuf_object(&kind, message)]
 }
 
 fn protobuf_object(kind: &str, message: &[u8]) -> String {
     if kind == "v1 Status" {
-        return format!("{kind} {} {:?}", text(value(message, 4)), value(message, 6));
+        return format!("{kind} {} {:?}", text(value(message, 4)), last_number(message, 6));
     }
     format!("{kind} {}", trimmed_protobuf(message))
 }
 
 fn trimmed_protobuf(object: &[u8]) -> String {
     let mut line = String::new();
-    for field in fields(object) {
+    for field in fields(object).map(Result::unwrap) {
         if field.number != 1 {
             write!(line, "{:02x?}", field.encoded).unwrap();
             continue;
         }
-        for field in fields(field.value) {
+        for field in fields(field.payload()).map(Result::unwrap) {
             let is_kept = match field.number {
                 13 | 17 => false,
-                12 => KEPT.contains(&text(value(field.value, 1)).as_str()),
+                12 => KEPT.contains(&text(value(field.payload(), 1)).as_str()),
                 _ => true,
             };
             if is_kept {
@@ -199,7 +155,7 @@ fn frames(mut body: &[u8]) -> Vec<String> {
         let (kind, object) = open(raw);
         if change != "BOOKMARK" {
             lines.push(format!("{change} {}", protobuf_object(&kind, object)));
-        } else if fields(value(object, 1)).iter().any(|field| field.number == 12) {
+        } else if fields(value(object, 1)).any(|field| field.unwrap().number == 12) {
             lines.push(format!("{change} {kind} after the initial events"));
         }
     }
