@@ -1,17 +1,16 @@
 //! Trace: each call that the programs translate, refuse or drop, as it happens.
 
 mod printer;
+mod request;
 
 use std::{
-    fmt::Display,
     future::pending,
     io::{self, IsTerminal as _},
     iter,
-    path::PathBuf,
     time::Duration,
 };
 
-use cproxy_datapath::bpf::{Features, PinDir, TraceFilter, Tracing};
+use cproxy_datapath::bpf::{PinDir, Tracing};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     signal::unix::{Signal, SignalKind, signal},
@@ -19,7 +18,7 @@ use tokio::{
 };
 
 use self::printer::{Printing, Work};
-use crate::report::Layout;
+pub(crate) use self::request::TraceRequest;
 
 /// Interval of looks at links, losses and counters.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,25 +28,6 @@ const BATCH: usize = 512;
 const LAST_EVENTS_MAX: usize = 4_096;
 /// Limit on the time for printing the last events, after which a reader that does not read is left.
 const LAST_MAX: Duration = Duration::from_secs(2);
-
-/// Calls to trace, and where they are printed.
-pub(crate) struct TraceRequest {
-    pub(crate) filter: TraceFilter,
-    pub(crate) features: Features,
-    /// Whether sums by Service are printed each second, in place of events.
-    pub(crate) is_summary: bool,
-    pub(crate) is_json: bool,
-    /// Space for lines of text.
-    pub(crate) layout: Layout,
-    /// Number of events to print; `None`: no limit.
-    pub(crate) count: Option<u64>,
-    pub(crate) duration: Option<Duration>,
-    pub(crate) run_dir: PathBuf,
-    /// Prints text. Returns false if its reader has had enough.
-    pub(crate) print: fn(&str) -> anyhow::Result<bool>,
-    /// Prints a line on stderr.
-    pub(crate) warn: fn(&dyn Display),
-}
 
 /// Prints until a signal, a limit or the end of stdout.
 pub(crate) async fn trace(pins: &PinDir, request: &TraceRequest) -> anyhow::Result<()> {

@@ -14,8 +14,8 @@ use cproxy_datapath::bpf::{ServiceCounters, TraceEvent};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::TraceRequest;
 use crate::{
+    diagnose::trace::request::TraceRequest,
     report::{Layout, Names, TraceRow, summary_rows, summary_text, trace_header},
     run_dir::{RESPONSE_TIMEOUT, fetch_services},
 };
