@@ -12,8 +12,8 @@ use std::{
     sync::Arc,
 };
 
-use held::Held;
 pub(crate) use held::is_most;
+use held::{Held, Staged};
 pub use held::{ListReport, ListSource, ListVerdict, SECOND_LIST_AFTER};
 
 use super::{
@@ -140,8 +140,6 @@ struct List {
     /// Number of the comparison with the source that was asked for and has not ended.
     awaited_comparison: Option<u64>,
 }
-
-type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
 
 /// Start of namespaces that no object of a source has: for objects of the agent's own.
 const OWN: char = '~';

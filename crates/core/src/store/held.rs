@@ -2,12 +2,12 @@
 //! agrees.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use super::Staged;
-use crate::ResourceKind;
+use crate::{ObjectName, ResourceKind, object_row::Parsed, packed::Packed};
 
 /// Time after which a list of the same server counts as a second one.
 pub const SECOND_LIST_AFTER: Duration = Duration::from_secs(10);
@@ -67,6 +67,9 @@ pub enum ListVerdict {
     /// The objects are there again.
     Disagreed,
 }
+
+/// Objects of a list that do not count yet.
+pub(super) type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
 
 /// List that is held back.
 #[derive(Debug)]
