@@ -1,7 +1,10 @@
 //! Rules of this repository that no other tool knows.
 
+mod circles;
 mod commands;
+mod imports;
 pub(crate) mod links;
+mod rooms;
 mod text;
 mod workflows;
 
@@ -23,28 +26,6 @@ const FORBIDDEN: [(&str, &str); 3] = [("to", "do!("), ("unimple", "mented!("), (
 const CORE: &str = "crates/core/src";
 const CORE_FORBIDDEN: [&str; 7] =
     ["std::fs", "std::io", "std::env", "Instant::now", "SystemTime", "std::thread", "std::net::Tcp"];
-
-/// Rooms of the agent that are above its plain modules.
-const ALL_ROOMS: [&str; 8] = ["agent", "cli", "diagnose", "mailbox", "report", "run_dir", "state", "status_http"];
-
-/// Modules of the agent, each with those above it, which it may not import.
-const ABOVE: [(&str, &[&str]); 15] = [
-    ("cproxy/src/config", &["agent", "cli", "diagnose", "status_http", "mailbox", "report", "run_dir", "state"]),
-    ("cproxy/src/state", &["agent", "cli", "diagnose", "status_http", "mailbox", "report", "run_dir"]),
-    ("cproxy/src/report", &["agent", "cli", "diagnose", "status_http", "mailbox", "run_dir"]),
-    ("cproxy/src/mailbox", &["agent", "cli", "diagnose", "status_http", "run_dir"]),
-    ("cproxy/src/run_dir", &["agent", "cli", "diagnose", "status_http"]),
-    ("cproxy/src/status_http", &["agent", "cli", "diagnose"]),
-    ("cproxy/src/diagnose", &["cli"]),
-    ("cproxy/src/agent", &["cli", "diagnose"]),
-    ("cproxy/src/canary", &ALL_ROOMS),
-    ("cproxy/src/controls", &ALL_ROOMS),
-    ("cproxy/src/manifests", &ALL_ROOMS),
-    ("cproxy/src/privileges", &ALL_ROOMS),
-    ("cproxy/src/problem_log", &ALL_ROOMS),
-    ("cproxy/src/target", &ALL_ROOMS),
-    ("cproxy/src/agent/tasks", &["queries", "reconciler", "start"]),
-];
 
 /// The list of all decisions.
 const DECISIONS_INDEX: &str = "README.md";
@@ -79,6 +60,7 @@ pub(crate) fn check() -> Result<()> {
     };
     breaches.extend(lock_breaches(&lock("Cargo.lock")?, &lock("fuzz/Cargo.lock")?));
     breaches.extend(decision_breaches(&decisions(&root)?));
+    breaches.extend(rooms::breaches(&root)?);
     let suites: Vec<&str> = suites::names().collect();
     breaches.extend(workflows::breaches(&workflows::read(&root)?, &known.xtask, &suites));
     let tests = tests(&files)?;
@@ -182,17 +164,7 @@ fn source_breaches(name: &Path, content: &str) -> Vec<String> {
         let words = CORE_FORBIDDEN.iter().filter(|word| program.contains(**word));
         breaches.extend(words.map(|word| format!("has `{word}`, which ARCHITECTURE.md rules out here")));
     }
-    let is_in = |module: &str| name.starts_with(module) || name == Path::new(&format!("{module}.rs"));
-    let above = ABOVE.iter().filter(|(module, _)| is_in(module)).flat_map(|(_, above)| above.iter());
-    let imported = above.filter(|module| imports(content, module));
-    breaches.extend(imported.map(|module| format!("imports `{module}`, which is above it (ARCHITECTURE.md)")));
     breaches
-}
-
-/// Whether a file imports a module of its crate, in a line of its own or in a list.
-fn imports(content: &str, module: &str) -> bool {
-    let (path, in_list) = (format!("crate::{module}::"), format!("{module}::"));
-    content.lines().any(|line| line.contains(&path) || line.starts_with("    ") && line.trim().starts_with(&in_list))
 }
 
 /// The files of `docs/decisions`, by name.
@@ -271,21 +243,6 @@ mod tests {
     fn the_core_stays_pure() {
         let breaches = |name: &str| breaches_of(Path::new(name), b"//! Files.\n\nuse std::fs;").len();
         assert_eq!((breaches("crates/core/src/store.rs"), breaches("crates/wire/src/dns.rs")), (1, 0));
-    }
-
-    #[test]
-    fn modules_import_none_above_them() {
-        let breaches = |name: &str, import: &str| {
-            breaches_of(Path::new(name), format!("//! Mail.\n\n{import}\n").as_bytes()).len()
-        };
-        let in_list = "use crate::{\n    agent::Status,\n};";
-        for (name, expected) in [("run_dir.rs", 1), ("run_dir/server.rs", 1), ("state/status.rs", 1), ("cli/run.rs", 0)]
-        {
-            let name = format!("cproxy/src/{name}");
-            assert_eq!(breaches(&name, "use crate::agent::Status;"), expected, "{name}");
-            assert_eq!(breaches(&name, in_list), expected, "{name}");
-        }
-        assert_eq!(breaches("cproxy/src/run_dir/server.rs", "use crate::mailbox::Mailbox;"), 0);
     }
 
     #[test]
