@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use cproxy_testing::responses::{list, status};
 use rustls::{
     ServerConfig, ServerConnection,
     crypto::ring,
@@ -20,6 +21,12 @@ use crate::{
     sandbox::Sandbox,
     server::{Server, Signals},
 };
+
+/// Version of a list of a healthy server.
+pub const LIST_VERSION: &str = "7";
+
+/// Message of each error.
+const MESSAGE: &str = "so the test wants it";
 
 /// Limit on the wait for a client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -53,9 +60,23 @@ impl Reply {
         Self::chunks([text.into().into_bytes()])
     }
 
+    /// Answer of a server with these objects in JSON: a list of those of the requested kind, or a watch without changes.
+    pub fn well(target: &str, objects: &[Value]) -> Self {
+        if is_watch(target) {
+            return Self::chunks([]).open();
+        }
+        let items: Vec<_> = objects.iter().filter(|object| object["kind"] == kind(target)).cloned().collect();
+        Self::text(list(LIST_VERSION, &items))
+    }
+
+    /// An error with this `Status`.
+    pub fn status(code: u16, status: &Value) -> Self {
+        Self { code, ..Self::text(status.to_string()) }
+    }
+
     /// An error with a `Status` as the API server sends it.
     pub fn error(code: u16) -> Self {
-        Self { code, ..Self::text(failure(code)) }
+        Self::status(code, &status(code, MESSAGE))
     }
 
     /// The same answer with another status code.
@@ -129,9 +150,27 @@ impl Api {
     }
 }
 
-/// A `Status` as the API server sends it.
-fn failure(code: u16) -> String {
-    json!({"kind": "Status", "status": "Failure", "message": "so the test wants it", "code": code}).to_string()
+/// Whether the request is for a watch.
+pub fn is_watch(target: &str) -> bool {
+    target.contains("watch=true")
+}
+
+/// Kind of the objects that the request is for.
+pub fn kind(target: &str) -> &'static str {
+    let is_for = |plural: &str| target.split(['/', '?']).any(|part| part == plural);
+    match target {
+        _ if is_for("services") => "Service",
+        _ if is_for("endpointslices") => "EndpointSlice",
+        _ => "Node",
+    }
+}
+
+/// Objects as a server has them: with a version, which is older than [`LIST_VERSION`].
+pub fn stored(mut objects: [Value; 2]) -> [Value; 2] {
+    for object in &mut objects {
+        object["metadata"]["resourceVersion"] = "5".into();
+    }
+    objects
 }
 
 /// Answers every request over TLS with an error and this header, a whole line or nothing. The files of the certificate
@@ -145,7 +184,7 @@ pub fn refuse_over_tls(
     (code, header): (u16, &str),
     files: [PathBuf; 2],
 ) -> Server {
-    let body = failure(code);
+    let body = status(code, MESSAGE).to_string();
     let response = format!(
         "HTTP/1.1 {code} as it likes\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
          Connection: close\r\n{header}\r\n{body}",

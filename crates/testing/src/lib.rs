@@ -9,6 +9,7 @@ pub mod relay_client;
 #[cfg(feature = "relay")]
 #[expect(clippy::expect_used, clippy::indexing_slicing, reason = "the same")]
 pub mod relay_history;
+pub mod responses;
 #[cfg(feature = "api-server")]
 #[expect(clippy::expect_used, clippy::indexing_slicing, reason = "the same")]
 pub mod simulated;

@@ -25,8 +25,13 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::encoding::{self, envelope, envelope_start, field, varint};
+use crate::{
+    encoding::{self, envelope, envelope_start, field, varint},
+    responses::{event, status},
+};
 
+/// Message of each error.
+const MESSAGE: &str = "so the script wants it";
 /// Name of this node.
 const NODE: &str = "own";
 /// Number of objects of a kind, at most; the last Service is headless.
@@ -510,7 +515,7 @@ impl Server {
         for kind in [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes] {
             store.apply(Event::ListStarted(kind));
             for (&(_, slot), object) in state.objects.range((kind, 0)..=(kind, SLOTS)) {
-                store.apply(event(kind, value(kind, slot, object)));
+                store.apply(store_event(kind, value(kind, slot, object)));
             }
             store.apply(Event::ListDone(kind));
         }
@@ -533,8 +538,10 @@ impl Server {
         let mut writer = ResponseWriter { server: self, kind: asked.kind, is_protobuf, sender };
         drop(tokio::spawn(async move {
             match refusal {
-                Some(code) if is_protobuf => writer.bytes(&envelope("Status", &encoding::object(&status(code)))).await,
-                Some(code) => writer.text(&status(code).to_string()).await,
+                Some(code) if is_protobuf => {
+                    writer.bytes(&envelope("Status", &encoding::object(&status(code, MESSAGE)))).await
+                }
+                Some(code) => writer.text(&status(code, MESSAGE).to_string()).await,
                 None => writer.respond(asked).await,
             }
         }));
@@ -707,7 +714,7 @@ impl ResponseWriter {
         let version = match how {
             How::Listed => return self.list(is_sparing).await,
             How::Watched(version) if version < self.server.lock().forgotten => {
-                return self.line("ERROR", &status(410)).await;
+                return self.line("ERROR", &status(410, MESSAGE)).await;
             }
             How::Watched(version) => version,
         };
@@ -807,7 +814,7 @@ impl ResponseWriter {
         let Some(fault) = self.server.lock().next_fault(self.kind) else { return Ok(()) };
         let other = json!({"kind": "Pod", "metadata": {"name": "x", "resourceVersion": (version + 1).to_string()}});
         match fault {
-            Fault::ErrorEvent(code) => self.line("ERROR", &status(code)).await,
+            Fault::ErrorEvent(code) => self.line("ERROR", &status(code, MESSAGE)).await,
             Fault::Garbage if self.is_protobuf => self.frame(Message::of(b"\0{<".to_vec())).await,
             Fault::Garbage => self.text("\0{<\n").await,
             Fault::Half if self.is_protobuf => {
@@ -869,7 +876,7 @@ impl ResponseWriter {
             let kind = object["kind"].as_str().unwrap_or(self.kind.singular());
             return self.frame(Message::of(encoding::object(object)).event(name, kind)).await;
         }
-        self.text(&format!("{}\n", json!({"type": name, "object": object}))).await
+        self.bytes(&event(name, object)).await
     }
 
     async fn filler(&mut self, bytes: usize) -> SendResult {
@@ -994,7 +1001,7 @@ fn value(kind: ResourceKind, slot: usize, object: &Object) -> Value {
     }
 }
 
-fn event(kind: ResourceKind, value: Value) -> Event {
+fn store_event(kind: ResourceKind, value: Value) -> Event {
     fn read<T: serde::de::DeserializeOwned>(value: Value) -> Box<T> {
         serde_json::from_value(value).expect("an object that cannot be read")
     }
@@ -1003,10 +1010,6 @@ fn event(kind: ResourceKind, value: Value) -> Event {
         ResourceKind::EndpointSlices => Event::EndpointSlice(read::<api::EndpointSlice>(value)),
         ResourceKind::Nodes => Event::Node(read::<api::Node>(value)),
     }
-}
-
-fn status(code: u16) -> Value {
-    json!({"kind": "Status", "status": "Failure", "message": "so the script wants it", "code": code})
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

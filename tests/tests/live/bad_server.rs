@@ -14,10 +14,13 @@ use std::{
     time::Duration,
 };
 
-use cproxy_testing::encoding::{self, envelope, envelope_start, field, frame, varint};
+use cproxy_testing::{
+    encoding::{self, envelope, envelope_start, field, frame, varint},
+    responses::{self, event, status},
+};
 use cproxy_tests::{
     Server,
-    api::{Api, Reply},
+    api::{Api, LIST_VERSION, Reply, is_watch, kind, stored},
     echo,
     manifest::{http_service, write_text},
     process::{Agent, RunningAgent, cproxy, eventually},
@@ -37,16 +40,10 @@ fn is_list(target: &str) -> bool {
     !is_watch(target)
 }
 
-fn is_watch(target: &str) -> bool {
-    target.contains("watch=true")
-}
-
 /// The only object of the requested kind.
 fn object(target: &str) -> Value {
-    let [service, slice] = http_service("web", ADDRESS, ["10.244.0.1"]);
-    let mut object = if target.contains("/services?") { service } else { slice };
-    object["metadata"]["resourceVersion"] = "5".into();
-    object
+    let [service, slice] = stored(http_service("web", ADDRESS, ["10.244.0.1"]));
+    if target.contains("/services?") { service } else { slice }
 }
 
 /// A second object of the requested kind.
@@ -58,27 +55,18 @@ fn other(target: &str) -> Value {
     other
 }
 
-fn event(change: &str, object: &Value) -> Vec<u8> {
-    format!("{}\n", json!({"type": change, "object": object})).into_bytes()
-}
-
 fn list(items: &[Value]) -> String {
-    json!({"kind": "List", "metadata": {"resourceVersion": "7"}, "items": items}).to_string()
+    responses::list(LIST_VERSION, items)
 }
 
 /// Answer of a healthy server: a list of one object, and a watch without events.
 fn well(target: &str) -> Reply {
-    if is_watch(target) { Reply::chunks([]).open() } else { Reply::text(list(&[object(target)])) }
+    Reply::well(target, &[object(target)])
 }
 
-fn kind(target: &str) -> &'static str {
-    if target.contains("/services?") { "Service" } else { "EndpointSlice" }
-}
-
-/// A list in protobuf.
-fn protobuf_list(target: &str, items: &[Vec<u8>]) -> Vec<u8> {
-    let items: Vec<u8> = items.iter().flat_map(|item| field(2, item)).collect();
-    envelope(&format!("{}List", kind(target)), &[field(1, &field(2, b"7")), items].concat())
+/// A list of one object in protobuf.
+fn protobuf_list(target: &str) -> Vec<u8> {
+    responses::protobuf_list(kind(target), LIST_VERSION, &[object(target)])
 }
 
 fn in_protobuf(target: &str, body: Vec<u8>) -> Reply {
@@ -89,11 +77,7 @@ fn in_protobuf(target: &str, body: Vec<u8>) -> Reply {
 
 /// Answer of a healthy server that sends protobuf.
 fn well_in_protobuf(target: &str) -> Reply {
-    if is_watch(target) {
-        in_protobuf(target, Vec::new()).open()
-    } else {
-        in_protobuf(target, protobuf_list(target, &[encoding::object(&object(target))]))
-    }
+    if is_watch(target) { in_protobuf(target, Vec::new()).open() } else { in_protobuf(target, protobuf_list(target)) }
 }
 
 fn start(sandbox: &Sandbox, api: &Api) -> RunningAgent {
@@ -258,7 +242,6 @@ fn a_broken_or_meaningless_response_is_requested_again() {
 #[test]
 fn broken_protobuf_is_named_and_requested_again() {
     let whole = |target: &str| envelope(kind(target), &encoding::object(&object(target)));
-    let list = |target: &str| protobuf_list(target, &[encoding::object(&object(target))]);
     type IsBad = fn(&str) -> bool;
     type BreakUp = fn(Vec<u8>) -> Vec<u8>;
     let cases: [(IsBad, BreakUp, &str); 9] = [
@@ -279,7 +262,7 @@ fn broken_protobuf_is_named_and_requested_again() {
     for (is_bad, break_up, complaint) in cases {
         let sandbox = Sandbox::for_test();
         let bad = move |target: &str| {
-            let good = if is_watch(target) { whole(target) } else { list(target) };
+            let good = if is_watch(target) { whole(target) } else { protobuf_list(target) };
             in_protobuf(target, break_up(good))
         };
         let api = Api::serve(&sandbox, at_first(1, is_bad, bad, well_in_protobuf));
@@ -492,7 +475,7 @@ fn proxies_of_the_environment_are_ignored() {
 
 #[test]
 fn a_watch_that_is_too_old_is_listed_anew() {
-    let gone = json!({"kind": "Status", "status": "Failure", "message": "too old", "code": 410});
+    let gone = status(410, "too old");
     let answers: [fn(&str, &Value) -> Reply; 2] =
         [|_, gone| Reply::chunks([event("ERROR", gone)]), |_, _| Reply::error(410)];
     for answer in answers {
@@ -746,7 +729,7 @@ fn names_from_a_server_steer_no_terminal_and_begin_no_line() {
         let sandbox = Sandbox::for_test();
         let refuse = |_: &str| {
             let status = json!({"kind": "Status", "message": STEERING, "reason": STEERING, "code": 403});
-            Reply::text(status.to_string()).code(403)
+            Reply::status(403, &status)
         };
         let serve = |target: &str| match is_watch(target) {
             true => Reply::chunks([

@@ -10,13 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cproxy_testing::responses::list;
 use cproxy_tests::{
-    api::{Api, Reply},
+    api::{Api, Reply, is_watch, stored},
     manifest::http_service,
     process::{Agent, cproxy, eventually},
     sandbox::Sandbox,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -33,7 +34,7 @@ const EMPTY: &str = "9";
 fn serve(sandbox: &Sandbox, forgets: &Arc<AtomicBool>) -> Api {
     let forgets = forgets.clone();
     Api::serve(sandbox, move |target| {
-        let (is_empty, is_watch) = (forgets.load(Ordering::Relaxed), target.contains("watch=true"));
+        let (is_empty, is_watch) = (forgets.load(Ordering::Relaxed), is_watch(target));
         match (is_watch, is_empty) {
             (true, true) if target.contains(&format!("resourceVersion={WHOLE}")) => Reply::error(410),
             (true, true) => Reply::chunks([]).open(),
@@ -48,20 +49,12 @@ fn serve(sandbox: &Sandbox, forgets: &Arc<AtomicBool>) -> Api {
     })
 }
 
-fn list(version: &str, items: &[Value]) -> String {
-    json!({"kind": "List", "metadata": {"resourceVersion": version}, "items": items}).to_string()
-}
-
 /// Objects of the requested kind.
 fn objects(target: &str) -> Vec<Value> {
     let object = |number| {
-        let [service, slice] =
-            http_service(&format!("web-{number}"), format!("10.96.0.{number}"), [format!("10.244.0.{number}")]);
-        let mut object = if target.contains("/services?") { service } else { slice };
-        if let Some(metadata) = object.pointer_mut("/metadata").and_then(Value::as_object_mut) {
-            metadata.insert("resourceVersion".to_owned(), "5".into());
-        }
-        object
+        let (name, vip) = (format!("web-{number}"), format!("10.96.0.{number}"));
+        let [service, slice] = stored(http_service(&name, vip, [format!("10.244.0.{number}")]));
+        if target.contains("/services?") { service } else { slice }
     };
     (1..=SERVICES).map(object).collect()
 }

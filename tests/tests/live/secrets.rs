@@ -5,6 +5,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use cproxy_testing::responses::status;
 use cproxy_tests::{
     api::{Api, Reply},
     manifest::write_text,
@@ -21,8 +22,8 @@ const WORDS: &str = ", you see";
 
 /// An API server that refuses every request with this message.
 fn refusing(sandbox: &Sandbox, message: &str) -> Api {
-    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "message": message});
-    Api::serve(sandbox, move |_| Reply::text(status.to_string()).code(403))
+    let status = status(403, message);
+    Api::serve(sandbox, move |_| Reply::status(403, &status))
 }
 
 /// All that the agent logs, shows and collects, after it has logged [`WORDS`].

@@ -9,7 +9,7 @@ use std::{
 };
 
 use cproxy_tests::{
-    api::{Api, Reply},
+    api::{Api, Reply, is_watch, stored},
     audit::{AuditLog, AuditedRequest},
     control_plane::{ADDRESS, PORT, SECOND_PORT},
     manifest::http_service,
@@ -201,33 +201,21 @@ fn a_server_that_sends_garbage_keeps_the_relay_unready_and_small() {
     assert!(relay.log().contains("WARN"), "{}", relay.log());
 }
 
-/// Lists and watches in JSON, as a proxy that does not know protobuf answers, or a server that is not asked for it.
-fn in_json(target: &str, objects: &[Value]) -> Reply {
-    if target.contains("watch=true") {
-        return Reply::chunks([]).open();
-    }
-    let kind = ["Service", "EndpointSlice", "Node"].into_iter().find(|kind| {
-        let plural = format!("/{}s?", kind.to_lowercase());
-        target.contains(&plural)
-    });
-    let items = objects.iter().filter(|object| object["kind"].as_str() == kind).collect::<Vec<_>>();
-    Reply::text(json!({"kind": "List", "metadata": {"resourceVersion": "7"}, "items": items}).to_string())
-}
-
-fn versioned([mut service, mut slice]: [Value; 2]) -> [Value; 2] {
-    for object in [&mut service, &mut slice] {
-        object["metadata"]["resourceVersion"] = "5".into();
+/// Objects of a server that sends JSON, as a proxy that does not know protobuf, or a server that is not asked for it.
+fn objects() -> [Value; 2] {
+    let mut objects = stored(http_service("web", "10.96.0.10", ["10.244.0.1"]));
+    for object in &mut objects {
         object["metadata"]["annotations"] = json!({"team": "a"});
     }
-    [service, slice]
+    objects
 }
 
 #[test]
 fn a_server_that_sends_json_is_served_like_any_other() {
     let sandbox = Sandbox::for_test();
-    let objects = versioned(http_service("web", "10.96.0.10", ["10.244.0.1"]));
+    let objects = objects();
     let served = objects.clone();
-    let api = Api::serve(&sandbox, move |target| in_json(target, &served));
+    let api = Api::serve(&sandbox, move |target| Reply::well(target, &served));
     let mut relay = relay_of(&sandbox, &api);
     relay.wait_log("listening on", PATIENCE);
     let client = Client::new(&sandbox, format!("http://{RELAY}"));
@@ -249,11 +237,12 @@ fn a_server_that_sends_json_is_served_like_any_other() {
 #[test]
 fn a_list_without_an_object_that_cannot_be_read_is_not_complete() {
     let sandbox = Sandbox::for_test();
-    let [service, slice] = versioned(http_service("web", "10.96.0.10", ["10.244.0.1"]));
+    let [service, slice] = objects();
     let mut broken = service.clone();
     broken["metadata"]["name"] = "broken".into();
     broken["spec"]["ports"] = "many".into();
-    let api = Api::serve(&sandbox, move |target| in_json(target, &[service.clone(), broken.clone(), slice.clone()]));
+    let served = [service, broken, slice];
+    let api = Api::serve(&sandbox, move |target| Reply::well(target, &served));
     let mut relay = relay_of(&sandbox, &api);
     relay.wait_log("listening on", PATIENCE);
     let client = Client::new(&sandbox, format!("http://{RELAY}"));
@@ -269,13 +258,13 @@ fn a_list_without_an_object_that_cannot_be_read_is_not_complete() {
 #[test]
 fn a_log_that_nobody_reads_keeps_the_relay_from_nothing() {
     let sandbox = Sandbox::for_test();
-    let objects = versioned(http_service("web", "10.96.0.10", ["10.244.0.1"]));
+    let objects = objects();
     let fails = Arc::new(AtomicBool::new(false));
     let failing = fails.clone();
     let api = Api::serve(&sandbox, move |target| match failing.load(Ordering::Relaxed) {
         true => Reply::error(500),
-        false if target.contains("watch=true") => Reply::error(410),
-        false => in_json(target, &objects),
+        false if is_watch(target) => Reply::error(410),
+        false => Reply::well(target, &objects),
     });
     let pipe = FullPipe::new();
     let relay = RelayServer::new(&sandbox).kubeconfig(api.kubeconfig(&sandbox)).listen(RELAY);
