@@ -47,7 +47,7 @@ pub(crate) enum ConfigurationError {
 /// A setting is missing or wrong.
 pub(crate) async fn configuration(server: &ApiServer) -> Result<Configuration, ConfigurationError> {
     configure(server).await.map_err(|error| match error {
-        ClientError::NoServiceAccount(reason) => ConfigurationError::NoServiceAccount(reason),
+        ClientError::NoServiceAccount(reason) => ConfigurationError::NoServiceAccount(reason.to_string()),
         error => ConfigurationError::Other(error),
     })
 }
