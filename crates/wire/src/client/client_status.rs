@@ -1,4 +1,4 @@
-//! What others see of a client while it connects: the last server, and signs that requests may succeed again.
+//! Status of a client, which others see while it connects: the last server, and signs that requests may succeed again.
 
 use std::sync::Arc;
 

@@ -24,7 +24,7 @@ impl From<Reason> for SetupError {
     }
 }
 
-/// What is wrong. The messages follow the name of the kubeconfig or of the server.
+/// The reason itself. Its messages follow the name of the kubeconfig or of the server.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Reason {
     #[error("{0}")]
