@@ -60,7 +60,7 @@ impl Reply {
         Self::chunks([text.into().into_bytes()])
     }
 
-    /// Answer of a server with these objects in JSON: a list of those of the requested kind, or a watch without changes.
+    /// Answer of a server with these objects in JSON: those of the requested kind, or a watch without changes.
     pub fn well(target: &str, objects: &[Value]) -> Self {
         if is_watch(target) {
             return Self::chunks([]).open();

@@ -297,7 +297,8 @@ mod tests {
 
     #[test]
     fn a_use_declaration_is_a_tree() {
-        let text = "use std::fs;\nuse crate::{\n    a::{self, B, c::*}, d as e,\n};\nuse super::{f, super::g};\nuse self::h::I;";
+        let text = "use std::fs;\nuse crate::{\n    a::{self, B, c::*}, d as e,\n};\nuse super::{f, super::g};\n\
+            use self::h::I;";
         let expected = ["a", "a::B", "a::c", "d", "x::f", "g", "x::y::h::I"];
         assert_eq!(imports(&[("x/y.rs", text)]), expected);
     }
