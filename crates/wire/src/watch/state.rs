@@ -97,8 +97,8 @@ impl WatchState {
     /// `NotOlderThan` waits for the cache to have the version. A limit would make a quorum read of it while the server
     /// is starting (apiserver/pkg/storage/cacher/delegator.go 1.36).
     ///
-    /// A watch for a comparison begins before the last version. A server that has the version shows it, by the change or
-    /// by a bookmark.
+    /// A watch for a comparison begins before the last version. A server that has the version shows it, by the change
+    /// or by a bookmark.
     pub(crate) fn request<K: WatchedResource>(&self, selectors: Selectors<'_>, history: &History) -> Request {
         let seconds = history.watch_time().as_secs().to_string();
         let watch = [("watch", "true"), ("timeoutSeconds", &*seconds), ("allowWatchBookmarks", "true")];
@@ -154,7 +154,7 @@ impl WatchState {
         }
     }
 
-    /// Begins to read a response, unless it is a watch in another view than the list's, where its version means nothing.
+    /// Begins to read a response. A watch in another view than the list's is given up: its version means nothing there.
     fn accept<K: WatchedResource>(
         &mut self,
         origin: ResponseOrigin,

@@ -213,8 +213,7 @@ async fn play_for(
     let selectors = Selectors { labels: "", fields: FieldSelector::Optional("a=b") };
     let following = follow_resource::<Service, _>(&script, selectors, &mut recorder);
     timeout(time, following).await.unwrap_err();
-    let lines = transcript.lock().0.clone();
-    lines
+    std::mem::take(&mut transcript.lock().0)
 }
 
 #[tokio::test(start_paused = true)]
