@@ -1,7 +1,7 @@
 //! Loop of the one task that owns the table: events in, map writes out. It answers queries and carries out commands in
 //! between.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use cproxy_core::{Address, Event, Store};
 use cproxy_daemon::{Tasks, memory};
@@ -182,13 +182,25 @@ impl Reconciler {
                 batch = events.recv() => {
                     let Some(batch) = batch else { return self.serve_without_source(messages).await };
                     self.receive(batch);
-                    gather(events, |batch| self.receive(batch)).await;
+                    self.gather(events).await;
                     self.reconcile()?;
                 }
                 Some(message) = messages.recv() => self.receive_message(message)?,
                 () = sleep_until(wakeup) => self.reconcile()?,
             }
         }
+    }
+
+    /// Receives the events that follow soon, but for a first table that is complete: nothing it waits for is missing.
+    async fn gather(&mut self, events: &mut mpsc::Receiver<Vec<Event>>) {
+        if self.table.is_first_complete() {
+            return;
+        }
+        let receive = |batch| {
+            self.receive(batch);
+            if self.table.is_first_complete() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        gather(events, receive).await;
     }
 
     /// Receives messages and leaves the table as it is, after the end of the source.
@@ -358,11 +370,14 @@ fn default_canary() -> Vec<Address> {
     ADDRESSES.parse::<CanaryAddresses>().map(|addresses| addresses.iter().collect()).unwrap_or_default()
 }
 
-/// Gathers the events that arrive within a few milliseconds of the one before, up to a bound from the first.
-async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut apply: impl FnMut(Vec<Event>)) {
+/// Gathers the events that arrive within a few milliseconds of the one before, up to a bound from the first, until
+/// `apply` breaks.
+async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut apply: impl FnMut(Vec<Event>) -> ControlFlow<()>) {
     let deadline = Instant::now() + DELAY_MAX;
     while let Ok(Some(batch)) = timeout_at((Instant::now() + QUIET).min(deadline), events.recv()).await {
-        apply(batch);
+        if apply(batch).is_break() {
+            return;
+        }
     }
 }
 
@@ -379,6 +394,11 @@ mod tests {
 
     /// Time that events are gathered, and their number, when `count` events arrive with this `pause`.
     fn gathered(pause: Duration, count: usize) -> (Duration, usize) {
+        gathered_until(pause, count, usize::MAX)
+    }
+
+    /// As [`gathered`], until `last` events have been applied.
+    fn gathered_until(pause: Duration, count: usize, last: usize) -> (Duration, usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let (sender, mut events) = mpsc::channel(1);
@@ -390,7 +410,11 @@ mod tests {
                 std::future::pending::<()>().await;
             });
             let (start, mut seen) = (Instant::now(), 0);
-            gather(&mut events, |_| seen += 1).await;
+            let see = |_| {
+                seen += 1;
+                if seen < last { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            };
+            gather(&mut events, see).await;
             source.abort();
             (start.elapsed(), seen)
         })
@@ -405,5 +429,11 @@ mod tests {
             "a burst is one write"
         );
         assert_eq!(gathered(Duration::from_secs(1), 1), (QUIET, 0), "a single event waits for no other");
+    }
+
+    #[test]
+    fn events_after_the_one_that_completes_the_first_table_are_not_waited_for() {
+        let pause = Duration::from_millis(1);
+        assert_eq!(gathered_until(pause, 3, 2), (pause * 2, 2));
     }
 }

@@ -152,6 +152,11 @@ impl Table {
         self.store.is_complete() && !is_waiting
     }
 
+    /// Whether the first lists are complete and not written yet.
+    pub(super) fn is_first_complete(&self) -> bool {
+        matches!(self.state, SyncState::FirstSync) && self.store.is_complete()
+    }
+
     /// Time of the next action without an event.
     pub(super) fn next_wakeup(&self) -> Option<Instant> {
         let resync_at = match self.state {
