@@ -42,6 +42,20 @@ pub(super) fn acquire_existing(dir: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// Fails if an agent has the lock. It is shared with other checks for a moment: an agent that claims the directory in
+/// that moment does not start, as beside the agent that checks. [`is_held`] costs a grace period of RCU, half of a start.
+///
+/// # Errors
+/// An agent has it. A lock file that cannot be opened or is not trusted is an error of [`acquire`].
+pub(super) fn check_free(dir: &OwnedFd) -> io::Result<()> {
+    let Ok(file) = open(dir, OFlags::empty()) else { return Ok(()) };
+    let (lock, dir) = (fstat(&file)?, fstat(dir)?);
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Err(Errno::WOULDBLOCK) if is_trusted(lock.st_uid, dir.st_uid) => Err(in_use()),
+        _ => Ok(()),
+    }
+}
+
 /// Whether an agent has the lock. Taking it to find out would keep an agent from starting.
 pub(super) fn is_held(run_dir: &Path) -> bool {
     let owner = fs::metadata(run_dir).map(|dir| dir.uid());
@@ -103,10 +117,11 @@ mod tests {
         fs::create_dir(&dir).unwrap();
         assert!(!is_held(&dir));
         let opened = cproxy_datapath::owned_dir::open(&dir).unwrap();
+        assert!(check_free(&opened).is_ok(), "without a lock file");
         let lock = acquire(&opened).unwrap();
-        assert!(is_held(&dir));
+        assert!(is_held(&dir) && check_free(&opened).is_err());
         drop(lock);
-        assert!(!is_held(&dir));
+        assert!(!is_held(&dir) && check_free(&opened).is_ok());
         fs::remove_dir_all(&dir).unwrap();
     }
 }

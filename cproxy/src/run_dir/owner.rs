@@ -54,7 +54,9 @@ impl RunDir {
     /// # Errors
     /// It has.
     pub fn check_unused(path: &Path) -> Result<(), RunDirError> {
-        if lock::is_held(path) { Err(RunDirError(path.to_owned(), lock::in_use())) } else { Ok(()) }
+        // What is no directory, or another user's, is an error of `claim`, which names it.
+        let Ok(dir) = owned_dir::open_any(path) else { return Ok(()) };
+        lock::check_free(&dir).map_err(|error| RunDirError(path.to_owned(), error))
     }
 
     /// Creates the socket for requests.
