@@ -23,7 +23,7 @@ mod timeline;
 use std::sync::Arc;
 
 use cproxy_daemon::LogFilter;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::start::Checked;
 pub use self::{
@@ -63,11 +63,13 @@ async fn run_until_stopped(
     // From now on the signal does not end the agent. It is looked at once the agent follows its source.
     let hangups = signal(SignalKind::hangup()).map_err(AgentError::Signal)?;
     let installed = Checked::new(config).await?.install().await?;
+    // Before the agent says that it is ready: from then on a signal ends it in order.
+    let stop = StopSignals::new();
     let mut running = installed.run(log, reread, hangups, broker)?;
     tokio::select! {
         result = running.follow() => result,
         error = broker_ended(broker.as_deref()) => Err(error),
-        signal = stop_signal() => {
+        signal = stop.received() => {
             tracing::info!(
                 name: "stopping",
                 "{signal}: stopping; the hooks and the table stay in force (`cproxy cleanup` removes them)"
@@ -85,13 +87,24 @@ async fn broker_ended(broker: Option<&Broker>) -> AgentError {
     }
 }
 
-async fn stop_signal() -> &'static str {
-    let [Ok(mut terminate), Ok(mut interrupt)] = [SignalKind::terminate(), SignalKind::interrupt()].map(signal) else {
-        // Without handlers the signals end the process, which is their purpose.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
+/// SIGTERM and SIGINT, which end the agent. `None`: without handlers the signals end the process, which is their
+/// purpose.
+struct StopSignals(Option<[Signal; 2]>);
+
+impl StopSignals {
+    fn new() -> Self {
+        let [Ok(terminate), Ok(interrupt)] = [SignalKind::terminate(), SignalKind::interrupt()].map(signal) else {
+            return Self(None);
+        };
+        Self(Some([terminate, interrupt]))
+    }
+
+    /// Waits for one of them.
+    async fn received(self) -> &'static str {
+        let Some([mut terminate, mut interrupt]) = self.0 else { return std::future::pending().await };
+        tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        }
     }
 }

@@ -292,3 +292,18 @@ fn settings_of_a_file_give_way_to_nearer_sources() {
         assert!(agent.log().contains(message) && agent.log().lines().count() == 1, "{}", agent.log());
     }
 }
+
+#[test]
+fn an_agent_that_is_stopped_the_moment_it_is_ready_ends_in_order() {
+    let sandbox = Sandbox::for_test();
+    write_service(&sandbox, Endpoint::ready(POD));
+    let path = sandbox.dir().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(SYNC)).unwrap();
+    for _ in 0..20 {
+        let mut agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).env("NOTIFY_SOCKET", &path).spawn();
+        socket.recv(&mut [0; 64]).unwrap();
+        let status = agent.stop();
+        assert!(status.success(), "{status}: {}", agent.tail());
+    }
+}
