@@ -279,6 +279,26 @@ impl<'s> Arena<'s> {
         Ok(())
     }
 
+    /// Creates further objects, and waits until every peer serves this ClusterIP of theirs, the last one.
+    ///
+    /// # Errors
+    /// A peer does not follow.
+    pub fn add(&mut self, name: &str, objects: impl IntoIterator<Item = Value>, vip: SocketAddr) -> Result<()> {
+        self.cluster.create(self.sandbox, name, objects);
+        for stand in &mut self.stands {
+            stand.wait_for(vip).with_context(|| format!("{}, {name}", stand.peer))?;
+        }
+        self.wait_for_rest()
+    }
+
+    /// Waits until the peers' processes have nothing left to do.
+    ///
+    /// # Errors
+    /// One stays busy.
+    pub fn wait_for_rest(&mut self) -> Result<()> {
+        self.stands.iter_mut().try_for_each(Stand::wait_for_rest)
+    }
+
     /// Stops the processes that follow the API server, so that they do not disturb a measurement. Their rules stay in
     /// force.
     pub fn stop(&mut self) {

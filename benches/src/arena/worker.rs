@@ -77,12 +77,24 @@ impl Worker {
     /// # Errors
     /// The first connection that failed.
     pub fn connect(&mut self, times: u32, address: SocketAddr) -> Result<Vec<Took>> {
-        let answer = self.ask(&format!("connect {times} {address}"))?;
-        let took = |word: &str| {
-            let (connect, whole) = word.split_once(':')?;
-            Some(Took { connect_ns: connect.parse().ok()?, whole_ns: whole.parse().ok()? })
-        };
-        answer.split_whitespace().map(|word| took(word).context("a worker's answer")).collect()
+        read_times(&self.ask(&format!("connect {times} {address}"))?)
+    }
+
+    /// Makes a connection to each of these addresses, one after the other, and returns their durations.
+    ///
+    /// # Errors
+    /// The first connection that failed.
+    pub fn connect_each(&mut self, addresses: &[SocketAddr]) -> Result<Vec<Took>> {
+        let addresses = addresses.iter().map(ToString::to_string).collect::<Vec<_>>();
+        read_times(&self.ask(&format!("connect-each {}", addresses.join(" ")))?)
+    }
+
+    /// Opens and keeps `count` connections to a server that need not greet.
+    ///
+    /// # Errors
+    /// The first connection that failed.
+    pub fn keep(&mut self, count: u32, address: SocketAddr) -> Result<()> {
+        self.ask(&format!("keep {count} {address}")).map(drop)
     }
 
     /// Makes `times` HTTP requests one after the other, each on a connection of its own, and returns their durations
@@ -136,6 +148,15 @@ impl Worker {
     }
 }
 
+/// Durations of connections in a worker's answer.
+fn read_times(answer: &str) -> Result<Vec<Took>> {
+    let took = |word: &str| {
+        let (connect, whole) = word.split_once(':')?;
+        Some(Took { connect_ns: connect.parse().ok()?, whole_ns: whole.parse().ok()? })
+    };
+    answer.split_whitespace().map(|word| took(word).context("a worker's answer")).collect()
+}
+
 impl Drop for Worker {
     fn drop(&mut self) {
         // This fails only if the worker has already ended.
@@ -149,9 +170,9 @@ impl Drop for Worker {
 /// # Errors
 /// The parent process has ended.
 pub fn run() -> Result<()> {
-    let (mut held, mut output) = (Vec::new(), io::stdout().lock());
+    let (mut connections, mut output) = (Connections::default(), io::stdout().lock());
     for order in io::stdin().lock().lines() {
-        match carry_out(&order?, &mut held) {
+        match carry_out(&order?, &mut connections) {
             Ok(answer) => writeln!(output, "ok {answer}")?,
             Err(error) => writeln!(output, "error {}", format!("{error:#}").replace('\n', " "))?,
         }
@@ -160,17 +181,34 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-fn carry_out(order: &str, held: &mut Vec<BufReader<TcpStream>>) -> Result<String> {
+/// Connections of a worker that stay open.
+#[derive(Default)]
+struct Connections {
+    /// To servers that have greeted.
+    held: Vec<BufReader<TcpStream>>,
+    /// To any server.
+    kept: Vec<OwnedFd>,
+}
+
+fn carry_out(order: &str, connections: &mut Connections) -> Result<String> {
     let words: Vec<_> = order.split_whitespace().collect();
     match *words {
         ["connect", times, address] => {
             let (times, address) = (times.parse::<u32>()?, address.parse()?);
-            let took = (0..times).map(|_| {
-                let start = Instant::now();
-                let connect = timed_connect(address)?;
-                Ok(format!("{}:{}", connect.as_nanos(), start.elapsed().as_nanos()))
-            });
+            Ok((0..times).map(|_| timed(address)).collect::<Result<Vec<_>>>()?.join(" "))
+        }
+        ["connect-each", ref addresses @ ..] => {
+            let took = addresses.iter().map(|address| timed(address.parse()?));
             Ok(took.collect::<Result<Vec<_>>>()?.join(" "))
+        }
+        ["keep", count, address] => {
+            let (count, address) = (count.parse::<u32>()?, address.parse()?);
+            for _ in 0..count {
+                let socket = socket(address)?;
+                rustix::net::connect(&socket, &address).with_context(|| format!("connecting to {address}"))?;
+                connections.kept.push(socket);
+            }
+            Ok(String::new())
         }
         ["request", times, address] => {
             let (times, address) = (times.parse::<u32>()?, address.parse()?);
@@ -187,14 +225,21 @@ fn carry_out(order: &str, held: &mut Vec<BufReader<TcpStream>>) -> Result<String
             let (count, address) = (count.parse::<u32>()?, address.parse()?);
             let names = (0..count).map(|_| {
                 let (name, stream) = greeted(address)?;
-                held.push(stream);
+                connections.held.push(stream);
                 Ok(name)
             });
             Ok(names.collect::<Result<Vec<_>>>()?.join(" "))
         }
-        ["alive"] => Ok(held.drain(..).filter_map(|stream| ping(stream).ok()).count().to_string()),
+        ["alive"] => Ok(connections.held.drain(..).filter_map(|stream| ping(stream).ok()).count().to_string()),
         _ => bail!("no such order: {order}"),
     }
+}
+
+/// Durations of a connection, as [`read_times`] reads them.
+fn timed(address: SocketAddr) -> Result<String> {
+    let start = Instant::now();
+    let connect = timed_connect(address)?;
+    Ok(format!("{}:{}", connect.as_nanos(), start.elapsed().as_nanos()))
 }
 
 /// Duration of connect(2) alone. The connection is closed with a reset, so that no state remains.

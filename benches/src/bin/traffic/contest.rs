@@ -196,8 +196,16 @@ impl Measured {
     }
 
     /// Ratio of cproxy's figures to a peer's.
-    fn of_cproxy(&self, to: Peer, metric: usize) -> Option<Estimate> {
+    pub(crate) fn of_cproxy(&self, to: Peer, metric: usize) -> Option<Estimate> {
         self.ratio(&Peer::Cproxy.to_string(), to, metric)
+    }
+
+    /// What cproxy adds to a peer's figures, round by round.
+    pub(crate) fn added_by_cproxy(&self, to: Peer, metric: usize) -> Option<Estimate> {
+        Estimate::of_differences(
+            self.samples(&Peer::Cproxy.to_string(), metric)?,
+            self.samples(&to.to_string(), metric)?,
+        )
     }
 
     /// A line for each metric and for its ratio to the direct connection's.
@@ -223,7 +231,8 @@ impl Measured {
         Table { title, columns, rows }
     }
 
-    fn failures(&self, when: &str) -> impl Iterator<Item = String> {
+    /// The participants that have failed, and why.
+    pub(crate) fn failures(&self, when: &str) -> impl Iterator<Item = String> {
         self.participants.iter().filter_map(move |(name, outcome)| match outcome {
             Outcome::Failed(message) => Some(format!("{when}: {name}: {message}")),
             Outcome::Samples(_) => None,
@@ -235,7 +244,8 @@ impl Measured {
         self.direct(0).and_then(spread).filter(|spread| *spread > NOISY)
     }
 
-    fn json(&self) -> Value {
+    /// The samples, for a file of results.
+    pub(crate) fn json(&self) -> Value {
         let of = |(name, outcome): &(String, Outcome)| {
             let value = match outcome {
                 Outcome::Failed(message) => json!({"failed": message}),

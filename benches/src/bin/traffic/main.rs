@@ -5,6 +5,7 @@ mod balance;
 mod connect;
 mod contest;
 mod guest;
+mod live;
 mod redis;
 mod redis_cluster;
 mod request;
@@ -78,6 +79,9 @@ struct Plan {
     /// How many rounds; in each, every peer has its turn
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
+    /// `connect` alone: only beside live connections, and to Services in random order
+    #[arg(long)]
+    live: bool,
     /// Few Services, one round: only shows that everything works
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
@@ -197,7 +201,9 @@ impl Plan {
 }
 
 fn main() -> Result<()> {
-    let (plan, run): (_, fn(&Plan) -> Result<Report>) = match Benchmark::parse() {
+    let benchmark = Benchmark::parse();
+    let is_connect = matches!(benchmark, Benchmark::Connect(_));
+    let (plan, run): (_, fn(&Plan) -> Result<Report>) = match benchmark {
         Benchmark::Worker => return worker::run(),
         Benchmark::Inside(plan) => return guest::inside(&plan),
         Benchmark::Connect(plan) => (plan, connect::run),
@@ -211,6 +217,7 @@ fn main() -> Result<()> {
         Benchmark::SmallGuest(plan) => (plan, small_guest::run),
         Benchmark::Balance(plan) => (plan, balance::run),
     };
+    ensure!(is_connect || !plan.live, "--live is for `connect` alone");
     plan.check()?;
     let report = run(&plan)?;
     report.finish(plan.quick, plan.output.as_deref())

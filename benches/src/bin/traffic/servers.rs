@@ -39,6 +39,20 @@ pub(crate) const SINK: Subject = Subject {
     is_udp_too: false,
 };
 
+/// A server that accepts connections and keeps them. With several addresses no client runs out of ports.
+pub(crate) const KEPT: Subject = Subject {
+    name: "kept",
+    vip: address(10, 96, 2, 13, 80),
+    backends: &[
+        address(10, 244, 9, 1, 8080),
+        address(10, 244, 9, 2, 8080),
+        address(10, 244, 9, 3, 8080),
+        address(10, 244, 9, 4, 8080),
+        address(10, 244, 9, 5, 8080),
+    ],
+    is_udp_too: false,
+};
+
 /// nginx.
 pub(crate) const WEB: Subject = Subject {
     name: "web",
@@ -133,6 +147,22 @@ pub(crate) fn sink(sandbox: &Sandbox, subject: &Subject) -> Result<()> {
             drop(stream);
         }
     });
+    Ok(())
+}
+
+/// Accepts connections to all backends of a Service and keeps them until this process ends.
+pub(crate) fn keeper(sandbox: &Sandbox, subject: &Subject) -> Result<()> {
+    sandbox.add_addresses(subject.backends.iter().map(SocketAddr::ip));
+    for backend in subject.backends {
+        let listener = sandbox.netns().run(|| std::net::TcpListener::bind(backend)).context("listening")?;
+        rustix::net::listen(&listener, SINK_BACKLOG).context("listening with a longer queue")?;
+        thread::spawn(move || {
+            let mut kept = Vec::new();
+            while let Ok((stream, _)) = listener.accept() {
+                kept.push(stream);
+            }
+        });
+    }
     Ok(())
 }
 
