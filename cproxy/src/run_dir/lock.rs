@@ -43,7 +43,8 @@ pub(super) fn acquire_existing(dir: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Fails if an agent has the lock. It is shared with other checks for a moment: an agent that claims the directory in
-/// that moment does not start, as beside the agent that checks. [`is_held`] costs a grace period of RCU, half of a start.
+/// that moment does not start, as beside the agent that checks. [`is_held`] costs a grace period of RCU, which is half
+/// of a start.
 ///
 /// # Errors
 /// An agent has it. A lock file that cannot be opened or is not trusted is an error of [`acquire`].

@@ -200,7 +200,7 @@ impl Measured {
         self.ratio(&Peer::Cproxy.to_string(), to, metric)
     }
 
-    /// What cproxy adds to a peer's figures, round by round.
+    /// Differences of cproxy's figures from a peer's, round by round.
     pub(crate) fn added_by_cproxy(&self, to: Peer, metric: usize) -> Option<Estimate> {
         Estimate::of_differences(
             self.samples(&Peer::Cproxy.to_string(), metric)?,

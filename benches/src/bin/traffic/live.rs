@@ -175,7 +175,7 @@ fn add_live(report: &mut Report, all: &[(u32, Measured)], plan: &Plan) -> Option
     growth(all)
 }
 
-/// What cproxy adds to the direct connection, a line for each number of live connections.
+/// Table of the time that cproxy adds to the direct connection's, a line for each number of live connections.
 fn added(all: &[(u32, Measured)]) -> Table {
     let row = |(count, measured): &(u32, Measured)| {
         let added = measured.added_by_cproxy(Peer::Direct, P50);
