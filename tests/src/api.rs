@@ -168,7 +168,9 @@ pub fn kind(target: &str) -> &'static str {
 /// Objects as a server has them: with a version, which is older than [`LIST_VERSION`].
 pub fn stored(mut objects: [Value; 2]) -> [Value; 2] {
     for object in &mut objects {
-        object["metadata"]["resourceVersion"] = "5".into();
+        if let Some(metadata) = object.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+            metadata.insert("resourceVersion".to_owned(), "5".into());
+        }
     }
     objects
 }
