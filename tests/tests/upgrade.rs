@@ -274,9 +274,9 @@ fn programs_are_kept_for_older_sockets_while_their_maps_cannot_be_read() {
         let is_it = |injection: &Injection| {
             injection.to_string().ends_with(&call) && injection.fault == Fault::Error(libc::EACCES)
         };
-        let faults: Vec<_> = injections(&record(&older)).into_iter().filter(is_it).collect();
-        assert!(!faults.is_empty(), "{call}");
-        for fault in faults {
+        let faults = |calls: &[Call]| -> Vec<_> { injections(calls).into_iter().filter(is_it).collect() };
+        // A background task makes the call, maybe after the agent is ready.
+        for fault in faults(&record_until(&older, &call, |calls| !faults(calls).is_empty())) {
             let what = fault.to_string();
             let (sandbox, _servers) = start_world();
             let mut before = start_older(&older, &sandbox);
@@ -367,13 +367,22 @@ fn commands_of_the_last_release_and_of_this_version_answer_at_an_agent_of_the_ot
 
 /// Calls of an agent that takes over from an older one.
 fn record(older: &OlderAgent) -> Vec<Call> {
+    record_until(older, "ready", |_| true)
+}
+
+/// As [`record`], once the agent is ready and its calls are enough, which `what` describes.
+fn record_until(older: &OlderAgent, what: &str, are_enough: impl Fn(&[Call]) -> bool) -> Vec<Call> {
     let (sandbox, _servers) = start_world();
     let mut before = start_older(older, &sandbox);
     let _sockets = Sockets::open();
     before.stop();
     let mut agent = TracedAgent::start(&sandbox, None);
     assert!(agent.settle(), "{}", agent.log());
-    let calls = agent.take_calls();
+    let mut calls = agent.take_calls();
+    eventually(SYNC, what, || {
+        calls.extend(agent.take_calls());
+        if are_enough(&calls) { Ok(()) } else { Err("it has made other calls alone") }
+    });
     agent.kill();
     cproxy(&sandbox, &["cleanup"]).success();
     calls

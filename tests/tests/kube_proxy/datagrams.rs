@@ -266,7 +266,12 @@ fn meet_replacement(form: Form, replace: impl FnOnce()) -> [String; 3] {
     // Its closing is reported once more.
     socket.take_error().unwrap();
     socket.connect(vip).unwrap();
-    [before, after, ask()]
+    // A late answer to a question of before may still be in its queue.
+    let again = eventually(PATIENCE, "the socket meets the other pod", || match ask() {
+        old if old == before => Err(old),
+        other => Ok(other),
+    });
+    [before, after, again]
 }
 
 /// kube-proxy translates each packet, and forgets a flow when its endpoint goes. cproxy translates `connect()` alone.
