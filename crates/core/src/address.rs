@@ -5,8 +5,6 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use super::packed::{Reader, Writer};
-
 /// IP address. IPv4 sorts before the IPv6 addresses in use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address([u8; 16]);
@@ -110,9 +108,9 @@ impl Address {
 /// Range of addresses of one family, such as 10.0.0.0/8.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressRange {
-    first: Address,
+    pub(super) first: Address,
     /// Number of leading bits that are fixed, of 128.
-    fixed: u8,
+    pub(super) fixed: u8,
 }
 
 impl AddressRange {
@@ -153,27 +151,6 @@ impl AddressRange {
                 Family::V4 => 96,
                 Family::V6 => 0,
             }
-    }
-}
-
-impl AddressRange {
-    pub(super) fn pack(&self, writer: &mut Writer) {
-        writer.any_address(self.first);
-        writer.byte(self.fixed);
-    }
-
-    pub(super) fn unpack(reader: &mut Reader<'_>) -> Self {
-        Self { first: reader.any_address(), fixed: reader.byte() }
-    }
-}
-
-impl Protocol {
-    pub(super) fn pack(self, writer: &mut Writer) {
-        writer.byte(u8::from(self == Self::Udp));
-    }
-
-    pub(super) fn unpack(reader: &mut Reader<'_>) -> Self {
-        if reader.byte() == 0 { Self::Tcp } else { Self::Udp }
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Address, Backend, Family, Frontend, Members, Problem, ServiceName, ServicePort, ServiceRow, SliceRow, Store,
+    Address, Backend, Family, Frontend, Members, Problem, Scope, ServiceName, ServicePort, ServiceRow, SliceRow, Store,
     eligible::{Eligibility, merged_endpoints},
 };
 
@@ -22,17 +22,6 @@ pub enum FrontendSource {
     ExternalIp,
     /// An address of this node, with the Service's `nodePort`.
     NodePort,
-}
-
-/// Endpoints of a Service port that a frontend leads to. Frontends of the same scope share a set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Scope {
-    /// Endpoints in the whole cluster, as far as hints allow.
-    Cluster,
-    /// Endpoints on this node: a ClusterIP with internal traffic policy Local.
-    Local,
-    /// None: `loadBalancerSourceRanges` do not let this VM in.
-    Denied,
 }
 
 /// Result of a new connection to a frontend.

@@ -20,6 +20,7 @@ mod packed;
 mod planner;
 mod problem;
 mod retired;
+mod scope;
 mod service;
 mod slice;
 mod slot_allocator;
@@ -30,7 +31,7 @@ mod tests;
 
 pub use address::{Address, AddressRange, Backend, Family, Frontend, Protocol, parse_address};
 pub use affinity::affinity_id;
-pub use desired::{Action, FrontendSource, Row, SERVICE_FRONTENDS_MAX, Scope, desired_rows, resolve};
+pub use desired::{Action, FrontendSource, Row, SERVICE_FRONTENDS_MAX, desired_rows, resolve};
 pub use explain::{
     Explanation, OwnerOf, Usage, explain, explain_stored, is_slice_of, services_at, unserved_node_port, won_rows,
 };
@@ -44,6 +45,7 @@ pub use object_row::{ObjectRow, ResourceKind, object_name};
 pub use planner::{CHANGES_MAX, FrontendName, Loss, SetChange, TablePlanner, Write};
 pub use problem::{Problem, counted, is_steering, printable, shortened};
 pub use retired::{Retired, RetiredBackends};
+pub use scope::Scope;
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, LABEL_SERVICE_NAME, NodeHint, SlicePort, SliceRow};
 pub use sorted::{sorted_map, sorted_set};

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::{Address, Family};
+use super::{Address, AddressRange, Family, Protocol};
 
 /// Packed row of an object; equal if the rows are.
 pub(super) type Packed = Arc<[u8]>;
@@ -132,6 +132,27 @@ fn skipped(family: Family) -> usize {
     match family {
         Family::V4 => 12,
         Family::V6 => 0,
+    }
+}
+
+impl AddressRange {
+    pub(super) fn pack(&self, writer: &mut Writer) {
+        writer.any_address(self.first);
+        writer.byte(self.fixed);
+    }
+
+    pub(super) fn unpack(reader: &mut Reader<'_>) -> Self {
+        Self { first: reader.any_address(), fixed: reader.byte() }
+    }
+}
+
+impl Protocol {
+    pub(super) fn pack(self, writer: &mut Writer) {
+        writer.byte(u8::from(self == Self::Udp));
+    }
+
+    pub(super) fn unpack(reader: &mut Reader<'_>) -> Self {
+        if reader.byte() == 0 { Self::Tcp } else { Self::Udp }
     }
 }
 

@@ -9,6 +9,7 @@ mod identify;
 mod identity;
 mod leases;
 mod peer;
+mod peer_address;
 mod refusal;
 mod review;
 mod reviewer;
@@ -19,7 +20,8 @@ pub use self::{
     identify::identify,
     identity::{Identity, Source},
     leases::{Lease, Leases},
-    peer::{Origin, Peer, PeerAddress},
+    peer::Peer,
+    peer_address::{Origin, PeerAddress},
     refusal::{Reason, Refusal, RefusalCounters},
     review::{Review, ReviewError, parse_review, review_body},
     reviewer::{ReviewCounts, ReviewSettings, ReviewTransport, TokenReviewer},

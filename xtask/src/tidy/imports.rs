@@ -1,5 +1,5 @@
 //! Imports between the modules of a crate: `use` declarations, and paths from `crate`, `super` or `self` anywhere else.
-//! A name that the crate's root exports again counts as the root's.
+//! A name that the crate's root exports again is its file's.
 
 use std::{
     collections::BTreeMap,
@@ -58,6 +58,10 @@ impl Imports {
         let mut files = BTreeMap::new();
         for (path, text) in texts {
             let module = module(&path);
+            if module.is_empty() && files.contains_key(&module) && path == Path::new("main.rs") {
+                // The library is the root of both.
+                continue;
+            }
             let tokens: TokenStream = text.parse().map_err(|error| anyhow!("{}: {error}", path.display()))?;
             let mut source = Source { module: module.clone(), ..Source::default() };
             source.read(&tokens.into_iter().collect::<Vec<_>>());
@@ -81,12 +85,23 @@ impl Imports {
     /// Files that each file imports, but for those that it only exports again.
     pub(super) fn graph(&self) -> BTreeMap<&Path, Vec<&Path>> {
         let files = self.files().filter(|(_, module, _)| !module.is_empty());
+        let exports = self.root_exports();
         let imported = |own: &Path, imports: Vec<Import>| {
             let counting = imports.into_iter().filter(|import| !import.is_test && !import.is_export);
-            let files = counting.filter_map(|import| self.file_of(&import.path));
+            let files = counting.filter_map(|import| {
+                let exported = || exports.get(import.path.first()?).and_then(|path| self.file_of(path));
+                self.file_of(&import.path).or_else(exported)
+            });
             files.filter(|file| *file != own).collect()
         };
         files.map(|(path, _, imports)| (path, imported(path, imports))).collect()
+    }
+
+    /// Names that the crate's root exports, each with its path.
+    fn root_exports(&self) -> BTreeMap<String, Module> {
+        let root = self.files().filter(|(_, module, _)| module.is_empty()).flat_map(|(.., imports)| imports);
+        let exports = root.filter(|import| import.is_export);
+        exports.filter_map(|import| Some((import.path.last()?.clone(), import.path))).collect()
     }
 
     /// The import from the crate's root; `None` for one of another crate.
