@@ -1,8 +1,11 @@
 //! Queries and answers of DNS (RFC 1035, 4).
 
-use std::{io, net::IpAddr};
+use std::{io, iter, net::IpAddr};
 
 use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, Question, RCODE, ResourceRecord, TYPE, rdata::RData};
+
+/// Names that are followed at most, from CNAME record to CNAME record. They may lead in a circle.
+const NAMES_MAX: usize = 16;
 
 /// A question for the addresses of a name, of one family.
 ///
@@ -52,12 +55,8 @@ pub(super) fn parse_answer(bytes: &[u8], query: &[u8]) -> io::Result<DnsAnswer> 
 
 /// Addresses of the name that was asked for, or of one to which its CNAME records lead. Other records do not count.
 fn addresses(packet: &Packet<'_>, asked: &Question<'_>) -> Vec<IpAddr> {
-    let mut names = vec![&asked.qname];
-    // No more steps than records, as they may lead in a circle.
-    for _ in &packet.answers {
-        let alias = names.last().and_then(|name| packet.answers.iter().find_map(|record| alias(record, name)));
-        names.extend(alias);
-    }
+    let next = |name: &&Name<'_>| packet.answers.iter().find_map(|record| alias(record, name));
+    let names: Vec<_> = iter::successors(Some(&asked.qname), next).take(NAMES_MAX).collect();
     let is_asked = |record: &&ResourceRecord<'_>| {
         record.match_qclass(asked.qclass)
             && record.match_qtype(asked.qtype)
