@@ -215,7 +215,7 @@ impl WatchState {
             return Ok(Output { log, events: events.into_iter().flatten().collect(), next: Next::Request });
         }
         Ok(match history.comparison.end_watch() {
-            WatchEnd::Ordinary => Output::next(history.end_watch()),
+            WatchEnd::Incomplete => Output::next(history.end_watch()),
             WatchEnd::Complete(number) => {
                 Output { events: vec![WatchEvent::Compared(number)], ..Output::next(history.end_watch()) }
             }
@@ -306,9 +306,12 @@ impl WatchState {
                 let log = history.warn_once(format!("{message}; until that succeeds, {meanwhile}"));
                 (Some(log), Next::request_after(history.next_refused_pause()))
             }
-            Recovery::Retry(from) => self.retry(from, &failure, &message, history),
+            Recovery::Retry(from) => {
+                let from = if needs_list { RetryFrom::List } else { from };
+                self.retry(from, &failure, &message, history)
+            }
         };
-        // A refusal of the selector says nothing about the version, and with the selector it would not end.
+        // A refusal of the selector says nothing about the version, and a list with it would be refused without end.
         let is_resumed = failure.operation == Operation::Watch && recovery != Recovery::DropFieldSelector;
         if is_resumed && history.policy.after_failure || needs_list {
             self.relist();

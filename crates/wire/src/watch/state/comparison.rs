@@ -56,8 +56,8 @@ enum Shown {
 /// Meaning of a watch's orderly end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchEnd {
-    /// It says nothing about a comparison.
-    Ordinary,
+    /// No comparison is wanted, or none is complete yet. In that case the next watch is for the comparison again.
+    Incomplete,
     /// It completes the comparison with this number.
     Complete(u64),
     /// The server may not have the last version.
@@ -105,14 +105,14 @@ impl Comparison {
 
     /// Records that the server has ended a watch in an orderly way.
     pub(super) fn end_watch(&mut self) -> WatchEnd {
-        let Phase::UnderWay { since, shown } = self.phase else { return WatchEnd::Ordinary };
+        let Phase::UnderWay { since, shown } = self.phase else { return WatchEnd::Incomplete };
         match shown {
             Shown::Nothing if since.elapsed() >= COMPARISON_MIN => WatchEnd::Doubtful,
             Shown::LastVersion if since.elapsed() >= COMPARISON_MIN => {
-                self.complete().map_or(WatchEnd::Ordinary, WatchEnd::Complete)
+                self.complete().map_or(WatchEnd::Incomplete, WatchEnd::Complete)
             }
             _ if self.fail_watch() => WatchEnd::NeedsList,
-            _ => WatchEnd::Ordinary,
+            _ => WatchEnd::Incomplete,
         }
     }
 
