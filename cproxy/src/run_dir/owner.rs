@@ -49,14 +49,16 @@ impl RunDir {
         claim().map_err(|error| RunDirError(path.to_owned(), error))
     }
 
-    /// Fails if another agent has the directory. Changes nothing.
+    /// Fails if another agent has the directory, or if it is none that can be opened. Changes nothing.
     ///
     /// # Errors
-    /// It has.
+    /// Another agent has it, or it cannot be opened.
     pub fn check_unused(path: &Path) -> Result<(), RunDirError> {
-        // What is no directory, or another user's, is an error of `claim`, which names it.
-        let Ok(dir) = owned_dir::open_any(path) else { return Ok(()) };
-        lock::check_free(&dir).map_err(|error| RunDirError(path.to_owned(), error))
+        match owned_dir::open_any(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            dir => dir.and_then(|dir| lock::check_free(&dir)),
+        }
+        .map_err(|error| RunDirError(path.to_owned(), error))
     }
 
     /// Creates the socket for requests.
