@@ -27,7 +27,7 @@ const LISTS_MAX: usize = 64;
 const BYTES_MAX: usize = 64 << 20;
 /// Bytes of these lists and of older ones that clients still read. Above it, further lists are not compressed.
 const HELD_BYTES_MAX: usize = 192 << 20;
-/// CompressedLists that are compressed at once, or will be: also for clients that have left meanwhile.
+/// Lists that are compressed at once, or will be: also for clients that have left meanwhile.
 const BUILDS_MAX: usize = 4;
 
 /// Age up to which a list serves clients who accept any version. What has changed since comes to them as events.
@@ -129,10 +129,10 @@ struct ListEntry {
     bytes: AtomicUsize,
 }
 
-/// CompressedLists that were compressed.
+/// Compressed lists, shared by clients.
 #[derive(Debug)]
 pub(crate) struct CompressedLists {
-    /// Places, and the time at which each was last used.
+    /// Entries, each with the time of its last use.
     entries: Mutex<HashMap<Key, (Arc<ListEntry>, Instant)>>,
     pub(crate) built: AtomicU64,
     builds: Arc<Semaphore>,

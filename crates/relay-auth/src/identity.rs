@@ -64,7 +64,7 @@ impl Identity {
         match address {
             PeerAddress::Tcp(_) => None,
             PeerAddress::Unix(_) | PeerAddress::Vsock { .. } => {
-                Some(Self::nameless(address.to_string(), Vec::new(), Source::Local))
+                Some(Self::without_bindings(address.to_string(), Vec::new(), Source::Local))
             }
         }
     }
@@ -73,10 +73,10 @@ impl Identity {
     #[must_use]
     pub fn anonymous() -> Self {
         let groups = vec!["system:unauthenticated".to_owned()];
-        Self::nameless("system:anonymous".to_owned(), groups, Source::Anonymous)
+        Self::without_bindings("system:anonymous".to_owned(), groups, Source::Anonymous)
     }
 
-    fn nameless(username: String, groups: Vec<String>, source: Source) -> Self {
+    fn without_bindings(username: String, groups: Vec<String>, source: Source) -> Self {
         Self { username, groups, node_name: None, namespace: None, pod_name: None, source }
     }
 

@@ -119,7 +119,7 @@ impl Snapshot {
     }
 }
 
-/// WatchStart of a watch.
+/// Start of a watch.
 pub enum WatchStart {
     /// After the changes up to this version.
     After(u64),
@@ -143,7 +143,7 @@ pub struct Summary {
     pub epoch: u64,
     /// Number of objects.
     pub objects: usize,
-    /// Number of events in the history, and their bytes.
+    /// Number of events in the history.
     pub events: usize,
     /// Bytes of the history.
     pub history_bytes: usize,

@@ -6,9 +6,9 @@ use crate::{
     collection::Snapshot,
     filter::Filter,
     json::object_json,
-    object::Object,
+    object::{Object, item_bytes, push_item},
     objects::{Cursor, Objects},
-    wire::{Format, list_head, list_tail, protobuf_item_bytes, push_protobuf_item},
+    wire::{Format, list_head, list_tail},
 };
 
 /// Bytes that are encoded at once.
@@ -46,7 +46,7 @@ impl List {
         let items_bytes = match self.format {
             Format::Protobuf => {
                 let objects = objects.iter().map(|entry| &entry.object).filter(|object| self.filter.has(object));
-                objects.map(|object| protobuf_item_bytes(&object.protobuf)).sum()
+                objects.map(|object| item_bytes(&object.protobuf)).sum()
             }
             Format::Json => 0,
         };
@@ -58,7 +58,7 @@ impl List {
             return;
         }
         match self.format {
-            Format::Protobuf => push_protobuf_item(chunk, &object.protobuf),
+            Format::Protobuf => push_item(chunk, &object.protobuf),
             Format::Json => {
                 let Some(json) = object_json(object, false) else { return };
                 if std::mem::replace(&mut self.has_items, true) {

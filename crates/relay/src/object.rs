@@ -31,7 +31,7 @@ const KEPT_LABELS: [&[u8]; 3] =
 /// Field number of `resourceVersion` in metav1.ObjectMeta.
 const RESOURCE_VERSION: u32 = 6;
 
-/// Field numbers of metav1.ObjectMeta that are left out.
+/// Field numbers of metav1.ObjectMeta that are left out, labels and annotations in part.
 const LABELS: u32 = 11;
 const ANNOTATIONS: u32 = 12;
 const OWNER_REFERENCES: u32 = 13;

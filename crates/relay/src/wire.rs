@@ -5,11 +5,11 @@ mod tests;
 
 use bytes::Bytes;
 use cproxy_core::ResourceKind;
-use cproxy_protobuf::{push_field, push_header};
+use cproxy_protobuf::{push_field, push_header, push_number};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta_v1;
 use serde_json::json;
 
-use crate::object::{api_version, item_bytes, push_item};
+use crate::object::api_version;
 
 /// First bytes of a protobuf object of Kubernetes.
 const MAGIC: &[u8] = b"k8s\0";
@@ -198,17 +198,6 @@ pub(crate) fn list_tail(format: Format) -> &'static [u8] {
     }
 }
 
-/// Bytes of an item of a list in protobuf.
-#[must_use]
-pub(crate) fn protobuf_item_bytes(object: &[u8]) -> usize {
-    item_bytes(object)
-}
-
-/// Appends an item of a list in protobuf.
-pub(crate) fn push_protobuf_item(list: &mut Vec<u8>, object: &[u8]) {
-    push_item(list, object);
-}
-
 /// Error, as a metav1.Status has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -312,10 +301,4 @@ impl Status {
         push_number(&mut status, 6, self.code.into());
         status
     }
-}
-
-/// Appends a field with a number.
-fn push_number(message: &mut Vec<u8>, number: u32, value: u64) {
-    prost::encoding::encode_varint(u64::from(number << 3), message);
-    prost::encoding::encode_varint(value, message);
 }

@@ -1,4 +1,5 @@
-//! The pinned maps as the agent uses them. [`KernelMaps::apply`] is the one function in the project that writes them.
+//! The pinned maps as the agent uses them. [`KernelMaps::apply`] is the one function in the project that writes the
+//! table. Marks of sockets and freed places are state of sockets, which others write.
 
 use std::{
     mem::offset_of,

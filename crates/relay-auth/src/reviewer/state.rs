@@ -14,10 +14,10 @@ use crate::{Identity, Origin, Refusal, token::TokenKey};
 
 /// Number of reviews in a row that did not reach the API server after which others are not tried for a while.
 const FAILURES_MAX: u32 = 2;
+/// Time for which no others are tried then.
+const PAUSE: Duration = Duration::from_secs(1);
 /// Time for which the API server counts as working after an answer: what fails then is the token's fault.
 const WORKS: Duration = Duration::from_secs(10);
-/// That while.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Numbers of reviews and of answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

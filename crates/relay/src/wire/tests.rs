@@ -4,6 +4,7 @@ use prost::Message;
 use serde_json::{Value, from_slice};
 
 use super::*;
+use crate::object::{item_bytes, push_item};
 
 /// metav1.Status (apimachinery/pkg/apis/meta/v1/generated.proto 1.36)
 #[derive(Clone, PartialEq, Message)]
@@ -155,12 +156,12 @@ fn a_list_begins_with_its_version() {
     let expected = b"k8s\0\x0a\x0e\x0a\x02v1\x12\x08NodeList\x12\x08\x0a\x03\x12\x019";
     assert_eq!(head(Format::Protobuf, ResourceKind::Nodes), expected);
     let mut item = Vec::new();
-    push_protobuf_item(&mut item, b"o");
-    assert_eq!((&*item, protobuf_item_bytes(b"o")), (&b"\x12\x01o"[..], 3));
+    push_item(&mut item, b"o");
+    assert_eq!((&*item, item_bytes(b"o")), (&b"\x12\x01o"[..], 3));
     for bytes in [0, 127, 128, 20_000] {
         let (object, mut item) = (vec![0; bytes], Vec::new());
-        push_protobuf_item(&mut item, &object);
-        assert_eq!(protobuf_item_bytes(&object), item.len());
+        push_item(&mut item, &object);
+        assert_eq!(item_bytes(&object), item.len());
     }
     assert_eq!((list_tail(Format::Json), list_tail(Format::Protobuf)), (&b"]}\n"[..], &b"\x1a\0\x22\0"[..]));
 }

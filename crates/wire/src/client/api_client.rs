@@ -163,8 +163,8 @@ impl ApiClient {
 }
 
 /// Condition under which a server that answers with this status is left; `None` if no other may do better. A server
-/// that is only busy (429) is waited for if all others have failed, too. So is a version that the server does not have
-/// yet (504).
+/// that is only busy (429) is waited for if all others have failed, too. A version that it does not have yet (504) is
+/// always waited for.
 fn failover_condition(code: StatusCode) -> Option<Condition> {
     match code.as_u16() {
         429 => Some(Condition::HasAlternative),

@@ -16,7 +16,7 @@ pub(super) enum Renewal {
 /// The reason, and the one task that tries until it is settled.
 #[derive(Debug)]
 pub(super) struct PendingRenewal {
-    /// Attempts to connect receive its changes, and begin anew with each.
+    /// Attempts to connect receive what is announced, and begin anew with it.
     reason: watch::Sender<Option<Renewal>>,
     /// Locked by the task.
     only: AsyncMutex<()>,

@@ -18,7 +18,7 @@ use std::{
 use self::health::{FAILOVER_HOLD, Health, order};
 use crate::transport::connector::ReachedAddress;
 
-/// Event of which the choice depends.
+/// Event on which the choice depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Input {
     /// A new connection is wanted. Earlier failures do not count for it.

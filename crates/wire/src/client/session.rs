@@ -60,7 +60,7 @@ impl Session {
         self.choice.must_renew()
     }
 
-    /// The configuration of the present connection.
+    /// The configuration that was read last. The present connection may be of an earlier one.
     pub(super) fn configuration(&self) -> &Configuration {
         self.reader.last()
     }

@@ -27,7 +27,7 @@ pub enum WatchEvent<K> {
     Compared(u64),
     /// The resource is not available. An empty list replaces it.
     Unavailable,
-    /// A request or response has failed, or is not what is needed, with this message. A pause may follow.
+    /// A request or response has failed, or an optional resource has no object, with this message. A pause may follow.
     Failed(String),
 }
 

@@ -72,7 +72,7 @@ pub async fn watch(
     }
 }
 
-/// Waits until a receiver has a new value for which this holds. Others are seen, too.
+/// Waits until a receiver has a new value for which this holds.
 async fn changed_to<T>(receiver: &mut Receiver<T>, is_due: impl Fn(&T) -> bool) -> Result<(), RecvError> {
     loop {
         // A value that is not due stays a change for a later call.
@@ -169,7 +169,7 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
     const SPREADS_LISTS: bool = true;
     const LISTS_AFTER_FAILURE: bool = false;
 
-    /// A closed receiver is not an error: [`watch`](super::watch()) ends by itself.
+    /// A closed receiver is not an error: [`watch`](watch()) ends by itself.
     async fn publish(&mut self, event: WatchEvent<K>) {
         match &event {
             WatchEvent::Accepted(origin) => self.last_contact.see_view(K::RESOURCE, origin.view.token()),

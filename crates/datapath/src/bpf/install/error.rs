@@ -20,7 +20,7 @@ pub enum InstallError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The places of TCP sockets could not be freed.
-    #[error("cannot create the BPF maps: {}", root_cause(.0))]
+    #[error("cannot free the places of TCP sockets: {}", root_cause(.0))]
     TcpPlaces(MapError),
     /// The resizable maps could not be created.
     #[error("cannot make the first maps: {0}")]

@@ -58,7 +58,7 @@ pub(crate) struct History {
     bad_version: Option<String>,
     pub(super) confirmation: Confirmation,
     pub(super) comparison: Comparison,
-    /// The next response, if it is a watch, is opened for its bookmark.
+    /// The next request, if it is for a watch, is for its bookmark.
     pub(super) wants_bookmark: bool,
     /// Begin of a watch that has shown nothing yet.
     pub(super) watch_since: Option<Instant>,
