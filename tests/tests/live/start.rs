@@ -157,10 +157,14 @@ fn wait_beside_a_stopped_agent_ends_at_its_timeout() {
         (&["check"], 2000),
         (&["bugreport", "-o", report.to_str().unwrap()], 5000),
     ] {
-        let start = Instant::now();
-        let output = cproxy(&sandbox, arguments);
-        let time = start.elapsed();
-        assert!(time < Duration::from_millis(most), "{arguments:?}: {time:?}: {output:?}");
+        let timed = |_| {
+            let start = Instant::now();
+            let output = cproxy(&sandbox, arguments);
+            (start.elapsed(), output)
+        };
+        // A busy machine may slow one of them; one that waits does so each time.
+        let runs: Vec<_> = (0..3).map(timed).collect();
+        assert!(runs.iter().any(|(time, _)| *time < Duration::from_millis(most)), "{arguments:?}: {runs:?}");
     }
     agent.signal(Signal::CONT);
     agent.stop();
