@@ -12,7 +12,7 @@ use std::{
 use cproxy_core::api::{EndpointSlice, Node, Object as Api, Service};
 use cproxy_protobuf::last;
 use cproxy_relay_core::{
-    Collection, Format, Object, Start, Update, Upstream, Watch, WatchOptions, envelope, object_json,
+    Collection, Format, Object, Update, Upstream, Watch, WatchOptions, WatchStart, envelope, object_json,
 };
 use cproxy_wire::WatchedResource;
 use libfuzzer_sys::fuzz_target;
@@ -54,11 +54,11 @@ fn delete<K: WatchedResource + Api + PartialEq + std::fmt::Debug>(object: Object
     for update in [Update::ListStarted, Update::Listed(object), Update::ListDone(meta.version)] {
         apply(update);
     }
-    let start = Start::After(meta.version);
+    let start = WatchStart::After(meta.version);
     let mut watch = Watch::new(collection.clone(), WatchOptions::default(), Format::Protobuf, start);
     assert_eq!(apply(Update::DeletedUnreadable(meta.namespace, meta.name, version)).events, 1);
     let Poll::Ready(Some(frame)) = watch.poll_next(Waker::noop()) else { panic!("the client gets the deletion") };
-    let kept = collection.position().expect("it has a list").objects;
+    let kept = collection.summary().expect("it has a list").objects;
     assert_eq!(kept, 0);
     let Some(original) = original else { return };
     let deleted = K::decode(deleted_object(&frame)).expect("it is read as before");
