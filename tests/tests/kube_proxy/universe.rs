@@ -1,6 +1,9 @@
 //! The random objects and their changes.
 
-use std::fmt;
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use cproxy_tests::{process::eventually, random::Random};
 use serde_json::Value;
@@ -19,6 +22,9 @@ const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 /// Number of address sets. There are more than Services, so that addresses are released, stay unused, and go to another
 /// Service.
 const NUMBERS: usize = 12;
+
+/// Time for which an object waits for its node ports.
+const PORTS_PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Universe {
     random: Random,
@@ -204,7 +210,7 @@ impl Change {
 impl Put {
     fn apply(&self, objects: &Objects) {
         match self.how {
-            How::Create => objects.create(&self.object).unwrap(),
+            How::Create => self.create(objects),
             // An update that the API forbids becomes a deletion and a creation.
             How::Update => objects.replace(&self.object).unwrap_or_else(|_| self.recreate(objects)),
             How::Recreate => self.recreate(objects),
@@ -216,9 +222,31 @@ impl Put {
 
     fn recreate(&self, objects: &Objects) {
         objects.delete(&self.object);
-        // In observed cases, the API server released a Service's node ports some time after the Service was gone.
-        eventually(PATIENCE, format_args!("it comes anew: {}", self.object), || objects.create(&self.object));
+        self.create(objects);
     }
+
+    /// Creates the object. In observed cases, the API server released a Service's node ports some time after the
+    /// Service was gone, or not within a minute: it repairs its allocations after several. Then others are taken.
+    fn create(&self, objects: &Objects) {
+        let start = Instant::now();
+        eventually(PATIENCE, format_args!("it is created: {}", self.object), || {
+            let created = objects.create(&self.object);
+            if created.is_err() && start.elapsed() > PORTS_PATIENCE {
+                return objects.create(&without_node_ports(&self.object));
+            }
+            created
+        });
+    }
+}
+
+/// The object with node ports that the API server chooses.
+fn without_node_ports(object: &Value) -> Value {
+    let mut object = object.clone();
+    let ports = object.pointer_mut("/spec/ports").and_then(Value::as_array_mut);
+    for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
+        port.remove("nodePort");
+    }
+    object
 }
 
 impl fmt::Display for Change {
