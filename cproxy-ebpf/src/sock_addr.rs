@@ -12,6 +12,7 @@ use cproxy_ebpf::{Counter, PROTOCOL_TCP, PROTOCOL_UDP, v4_mapped};
 use crate::{
     endpoint::{Endpoint, is_same},
     maps::count,
+    subprogram::opaque,
 };
 
 /// Verdict: the call goes on with the address in the context.
@@ -23,7 +24,7 @@ const ECONNREFUSED: i32 = 111;
 const EHOSTUNREACH: i32 = 113;
 
 /// `IPPROTO_MPTCP` (include/uapi/linux/in.h). Its frontends are those of TCP.
-const IPPROTO_MPTCP: u32 = 262;
+const IPPROTO_MPTCP: u64 = 262;
 
 /// `TCP_ESTABLISHED` (include/net/tcp_states.h), which is also the state of a connected UDP socket.
 const ESTABLISHED: u32 = 1;
@@ -113,17 +114,18 @@ pub(crate) fn rewrite<F: Family>(ctx: &SockAddrContext, address: &[u32; 4], port
     ALLOW
 }
 
-/// Protocol of the socket's frontends; `None` if no frontend can have it.
+/// Protocol of the socket's frontends; `None` if no frontend can have it. To the verifier it is an unknown number, so
+/// that it goes through the rest once, and not for each protocol.
 #[inline(always)]
 pub(crate) fn protocol(ctx: &SockAddrContext) -> Option<u8> {
     // SAFETY: the verifier checks every access to the context.
-    match unsafe { addr_of!((*ctx.sock_addr).protocol).read_volatile() } {
-        IPPROTO_MPTCP => Some(PROTOCOL_TCP),
-        protocol if protocol == PROTOCOL_TCP as u32 => Some(PROTOCOL_TCP),
-        protocol if protocol == PROTOCOL_UDP as u32 => Some(PROTOCOL_UDP),
-        _ => None,
-    }
+    let kernels = unsafe { addr_of!((*ctx.sock_addr).protocol).read_volatile() } as u64;
+    let is_tcp = opaque((kernels & !(IPPROTO_MPTCP ^ PROTOCOL_TCP as u64)) ^ PROTOCOL_TCP as u64) == 0;
+    let is_udp = opaque(kernels ^ PROTOCOL_UDP as u64) == 0;
+    (is_tcp || is_udp).then_some(opaque(kernels) as u8)
 }
+
+const _: () = assert!(IPPROTO_MPTCP as u8 == PROTOCOL_TCP && (IPPROTO_MPTCP ^ PROTOCOL_TCP as u64).is_power_of_two());
 
 /// True if the socket is connected to this endpoint now.
 #[inline(always)]
