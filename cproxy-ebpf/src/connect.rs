@@ -61,7 +61,7 @@ fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
 #[inline(always)]
 fn connect_directly(ctx: &SockAddrContext, destination: &Endpoint, protocol: u8) -> i32 {
     if protocol != PROTOCOL_UDP {
-        if let Some(peer) = tcp::peer(ctx) {
+        if let Some(peer) = tcp::peer_to_replace(ctx) {
             peer::record_direct(peer, destination);
         }
         return ALLOW;

@@ -9,10 +9,11 @@ use crate::{
     FLOW_FROM_BACKEND, FLOW_FROM_VIP, FLOW_IDLE_MAX, FLOWS_PER_SOCKET, FRONTENDS_MAX, FRONTENDS_MIN, Flow, FlowKey,
     FlowValue, FrontendKey, LAYOUT_VERSION, OWN_ADDRESS_V4, OWN_ADDRESS_V6, OwnAddress, PROTOCOL_ANY, PROTOCOL_TCP,
     PROTOCOL_UDP, REFUSED_PORT, REFUSED_SLOT, SET_BACKENDS_MAX, SET_UNKNOWN_PORT, SETS_MAX, SETS_MIN,
-    SOCKET_UNTRANSLATED, Set, SetWord, Settings, SocketState, TCP_PLACE_FREE, TCP_PLACES, TCP_WITHOUT_PLACE, TURNS_MAX,
-    Translation, UDP_FLOWS_MAX, UDP_HAS_OVERFLOWED, UNCOUNTED, UdpState, V4_MAPPED_WORD, affinity_time, choose,
-    choose_evenly, choose_in_turn, digest, filter_bit, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6,
-    flow_digest, is_v4, tcp_places, turn_of, v4_mapped,
+    SOCKET_UNTRANSLATED, Set, SetWord, Settings, SocketState, TCP_FULL_BYTES, TCP_FULL_MESSAGE_BYTES, TCP_LEVELS_MORE,
+    TCP_PLACE_CLOSED, TCP_PLACE_FREE, TCP_PLACES, TCP_WITHOUT_PLACE, TURNS_MAX, TcpPlaceId, Translation, UDP_FLOWS_MAX,
+    UDP_HAS_OVERFLOWED, UNCOUNTED, UdpState, V4_MAPPED_WORD, affinity_time, choose, choose_evenly, choose_in_turn,
+    digest, filter_bit, filter_bit_of_prefix, filter_prefix_v4, filter_prefix_v6, flow_digest, is_tcp_moving, is_v4,
+    tcp_level_places, tcp_moving, tcp_places, turn_of, v4_mapped,
 };
 
 /// Receiver of the layout's lines: kind or type, name, and the number on which both sides agree.
@@ -99,7 +100,7 @@ fn enums(line: LineSink<'_>) {
 fn functions(line: LineSink<'_>) {
     let (v4, v6) = (v4_mapped(0x0102_0304), [1, 2, 3, 4]);
     let word = SetWord::new(0x0102_0304, 0x0506, 0x0708, true);
-    let [first, second] = tcp_places(0x0102_0304_0506_0708);
+    let [[first, second], [more, other]] = [0, 2].map(|level| tcp_places(0x0102_0304_0506_0708, level));
     for (name, value) in [
         ("affinity_time", affinity_time(0x0102_0304_0506_0708).into()),
         ("choose", choose(0x0102_0304, 0x0506_0708, 1_000).into()),
@@ -112,10 +113,15 @@ fn functions(line: LineSink<'_>) {
         ("filter_prefix_v6", filter_prefix_v6(&v6).into()),
         ("flow_digest", flow_digest(0x0102_0304).into()),
         ("is_v4", (is_v4(&v4) && !is_v4(&v6)).into()),
+        ("is_tcp_moving", (is_tcp_moving(tcp_moving(1)) && !is_tcp_moving(u64::MAX)).into()),
+        ("tcp_level_places", tcp_level_places(2).into()),
+        ("tcp_moving", tcp_moving(0x0102_0304_0506_0708)),
         ("tcp_places", u64::from(first) << 32 | u64::from(second)),
+        ("tcp_places", u64::from(more) << 32 | u64::from(other)),
         ("turn_of", turn_of(0x0102_0304).into()),
         ("v4_mapped", v4.iter().fold(0, |sum, &word| sum * 31 + u64::from(word))),
         ("SetWord::new", word.0),
+        ("TcpPlaceId::new", TcpPlaceId::new(1, 2).0.into()),
         ("Affinity::new", Affinity::new(1, 2).0),
         ("AffinityEntry::new", AffinityEntry::new(1, 2).0),
     ] {
@@ -129,10 +135,10 @@ pub fn describe(line: LineSink<'_>) {
     constants! { line
         LAYOUT_VERSION FRONTENDS_MIN FRONTENDS_MAX SETS_MIN SETS_MAX BACKENDS_MIN BACKENDS_MAX AFFINITY_MAX
         UDP_FLOWS_MAX PROTOCOL_TCP PROTOCOL_UDP PROTOCOL_ANY V4_MAPPED_WORD SET_UNKNOWN_PORT SET_BACKENDS_MAX
-        SOCKET_UNTRANSLATED TCP_PLACE_FREE TCP_PLACES TCP_WITHOUT_PLACE FLOWS_PER_SOCKET UDP_HAS_OVERFLOWED
-        FLOW_IDLE_MAX FLOW_FROM_VIP FLOW_FROM_BACKEND TURNS_MAX EXCLUSIONS_MAX EXCLUDED_CGROUPS_MAX COUNTERS_MAX
-        EXCLUDED_CGROUP EXCLUDED_OTHER_NETNS OWN_ADDRESS_V4 OWN_ADDRESS_V6 REFUSED_PORT REFUSED_SLOT
-        UNCOUNTED
+        SOCKET_UNTRANSLATED TCP_FULL_BYTES TCP_FULL_MESSAGE_BYTES TCP_LEVELS_MORE TCP_PLACE_CLOSED TCP_PLACE_FREE
+        TCP_PLACES TCP_WITHOUT_PLACE FLOWS_PER_SOCKET UDP_HAS_OVERFLOWED FLOW_IDLE_MAX FLOW_FROM_VIP FLOW_FROM_BACKEND
+        TURNS_MAX EXCLUSIONS_MAX EXCLUDED_CGROUPS_MAX COUNTERS_MAX EXCLUDED_CGROUP EXCLUDED_OTHER_NETNS OWN_ADDRESS_V4
+        OWN_ADDRESS_V6 REFUSED_PORT REFUSED_SLOT UNCOUNTED
     }
     enums(line);
     functions(line);

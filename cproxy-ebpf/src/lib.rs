@@ -16,6 +16,9 @@
 //! TCP_OWNERS   array       place        -> u64           (cookie of the socket that owns the place; 0: free)
 //!                          TCP_WITHOUT_PLACE -> u64      (number of connects that have found no place)
 //! TCP_PEERS    array       place        -> Translation   (peer of that socket)
+//! TCP_MORE_OWNERS, TCP_MORE_PEERS: the same for each further level of places, as inner maps that the agent adds
+//!              and removes
+//! TCP_FULL     ring buffer, with one message: a TCP socket has found no place
 //! SOCKETS      sk_storage               -> SocketState   (peer of a socket without a place; the agent's mark)
 //! UDP_SOCKETS  sk_storage               -> UdpState      (flows of an unconnected socket)
 //! UDP_FLOWS    LRU hash    FlowKey      -> FlowValue     (flows that do not fit into UDP_SOCKETS)
@@ -316,23 +319,92 @@ pub struct SocketState {
 /// Flag of the agent's own sockets, which are never translated.
 pub const SOCKET_UNTRANSLATED: u32 = 1;
 
-/// Number of places for the peers of TCP sockets, a power of two. They take 96 KiB.
+/// Number of places for the peers of TCP sockets in the first level, a power of two. They take 96 KiB.
 pub const TCP_PLACES: u32 = 2_048;
+
+/// Number of levels of places beyond the first one. The agent adds them in their order, and removes the last one first.
+pub const TCP_LEVELS_MORE: u32 = 2;
+
+/// Number of places in a level: each has eight times as many as the one before.
+#[inline(always)]
+#[must_use]
+pub const fn tcp_level_places(level: u32) -> u32 {
+    TCP_PLACES << (3 * level)
+}
 
 /// Owner of a free place. No socket has this cookie.
 pub const TCP_PLACE_FREE: u64 = 0;
 
-/// Element of `TCP_OWNERS` behind the places: the number of connects whose socket has found both its places taken.
+/// Owner of a free place that no socket can claim, since its level is to go.
+pub const TCP_PLACE_CLOSED: u64 = tcp_moving(TCP_PLACE_FREE);
+
+/// Element of `TCP_OWNERS` behind the places: the number of connects whose socket has found no place.
 pub const TCP_WITHOUT_PLACE: u32 = TCP_PLACES;
 
-/// The two places that a socket with this cookie can claim. The kernel gives each CPU a run of successive cookies, so
-/// the first places of one CPU's sockets lie side by side. Where the runs of two CPUs overlap, the second places do
-/// not.
+/// Bytes of `TCP_FULL`, a page.
+pub const TCP_FULL_BYTES: u32 = 4_096;
+/// Bytes of its one message, which says nothing: no second one fits until the agent has read it.
+pub const TCP_FULL_MESSAGE_BYTES: u32 = TCP_FULL_BYTES / 4 * 3;
+
+/// The two places of a level that a socket with this cookie can claim. The kernel gives each CPU a run of successive
+/// cookies, so the first places of one CPU's sockets lie side by side. Where the runs of two CPUs overlap, the second
+/// places do not.
 #[inline(always)]
 #[must_use]
-pub const fn tcp_places(cookie: u64) -> [u32; 2] {
-    let first = cookie as u32 & (TCP_PLACES - 1);
-    [first, first ^ (TCP_PLACES / 2)]
+pub const fn tcp_places(cookie: u64, level: u32) -> [u32; 2] {
+    let places = tcp_level_places(level);
+    let first = cookie as u32 & (places - 1);
+    [first, first ^ (places / 2)]
+}
+
+/// Owner of a place from which, or to which, the agent is moving the peer of the socket with this cookie.
+///
+/// The kernel counts cookies up from 1, and those that it gives in an interrupt down from `u64::MAX`
+/// (include/linux/cookie.h): their two highest bits are equal, and those of a moving one are not.
+#[inline(always)]
+#[must_use]
+pub const fn tcp_moving(cookie: u64) -> u64 {
+    cookie ^ (1 << 62)
+}
+
+/// True for an owner by [`tcp_moving`], and for [`TCP_PLACE_CLOSED`].
+#[inline(always)]
+#[must_use]
+pub const fn is_tcp_moving(owner: u64) -> bool {
+    (owner ^ (owner << 1)) >> 63 != 0
+}
+
+/// A place in one of the levels: bits 0..28 are its index, bits 28..30 its level and one more; or no place.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpPlaceId(pub u32);
+
+impl TcpPlaceId {
+    /// No place.
+    pub const NONE: Self = Self(0);
+
+    const LEVEL_SHIFT: u32 = 28;
+
+    /// The place with this index.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(level: u32, index: u32) -> Self {
+        Self(((level + 1) << Self::LEVEL_SHIFT) | index)
+    }
+
+    /// Its level. [`Self::NONE`] has none.
+    #[inline(always)]
+    #[must_use]
+    pub const fn level(self) -> u32 {
+        (self.0 >> Self::LEVEL_SHIFT).wrapping_sub(1)
+    }
+
+    /// Its index in its level.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0 & ((1 << Self::LEVEL_SHIFT) - 1)
+    }
 }
 
 /// Number of flows in a UDP socket's own storage: as many as fit into the 440 bytes that the kernel allocates anyway.

@@ -2,13 +2,14 @@
 
 use aya_ebpf::{
     bindings::{BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
-    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, PerCpuArray, SkStorage},
+    btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, PerCpuArray, RingBuf, SkStorage},
     macros::btf_map,
 };
 use cproxy_ebpf::{
     AFFINITY_MAX, AffinityKey, BACKENDS_MIN, Backend, COUNTERS_MAX, Counter, FRONTENDS_MIN, FlowKey, FlowValue,
-    FrontendKey, OWN_ADDRESS_V6, OwnAddress, SETS_MIN, Set, SetId, Settings, SocketState, TCP_PLACES, TURNS_MAX,
-    Translation, UDP_FLOWS_MAX, UdpState,
+    FrontendKey, OWN_ADDRESS_V6, OwnAddress, SETS_MIN, Set, SetId, Settings, SocketState, TCP_FULL_BYTES,
+    TCP_FULL_MESSAGE_BYTES, TCP_LEVELS_MORE, TCP_PLACES, TURNS_MAX, TcpPlaceId, Translation, UDP_FLOWS_MAX, UdpState,
+    tcp_level_places,
 };
 
 /// Flags of an array that the agent maps into its memory and replaces by one of another length.
@@ -61,7 +62,35 @@ pub(crate) static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 pub(crate) static TCP_OWNERS: Array<u64, { TCP_PLACES as usize + 1 }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 #[btf_map]
-pub(crate) static TCP_PEERS: Array<Translation, { TCP_PLACES as usize }> = Array::new();
+static TCP_PEERS: Array<Translation, { TCP_PLACES as usize }> = Array::new();
+
+/// Bytes of a [`Translation`], as integers.
+type PeerBytes = [u32; size_of::<Translation>() / 4];
+
+#[btf_map]
+pub(crate) static TCP_MORE_OWNERS: ArrayOfMaps<
+    Array<u64, { tcp_level_places(1) as usize }, RESIZABLE_ARRAY>,
+    { TCP_LEVELS_MORE as usize },
+> = ArrayOfMaps::new();
+
+#[btf_map]
+static TCP_MORE_PEERS: ArrayOfMaps<
+    Array<PeerBytes, { tcp_level_places(1) as usize }, { BPF_F_INNER_MAP as usize }>,
+    { TCP_LEVELS_MORE as usize },
+> = ArrayOfMaps::new();
+
+#[btf_map]
+pub(crate) static TCP_FULL: RingBuf<[u8; TCP_FULL_MESSAGE_BYTES as usize], { TCP_FULL_BYTES as usize }> =
+    RingBuf::new();
+
+/// Peer at a place of a level; `None` if there is no such level.
+#[inline(always)]
+pub(crate) fn tcp_peer(place: TcpPlaceId) -> Option<*mut Translation> {
+    if place.level() == 0 {
+        return TCP_PEERS.get_ptr_mut(place.index());
+    }
+    TCP_MORE_PEERS.get_value_ptr_mut(place.level() - 1, &place.index()).map(|bytes| bytes.cast())
+}
 
 #[btf_map]
 pub(crate) static UDP_SOCKETS: SkStorage<UdpState> = SkStorage::new();

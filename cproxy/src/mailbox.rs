@@ -3,7 +3,7 @@
 use std::io;
 
 use cproxy_core::{Address, TcpPlace};
-use cproxy_datapath::bpf::ServiceCounters;
+use cproxy_datapath::bpf::{ServiceCounters, TcpPlacesUsage};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
@@ -50,6 +50,18 @@ pub enum Query {
     Canary(oneshot::Sender<CanaryState>),
 }
 
+/// Demand for places of TCP sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpPlaceDemand {
+    /// A socket has found no place, while so many had a place and were alive.
+    More {
+        /// Places whose owners live.
+        living: u32,
+    },
+    /// No socket is known that has found no place.
+    None,
+}
+
 /// Order, most with the channel for its outcome: the error's text if it cannot be carried out.
 #[derive(Debug)]
 pub enum Command {
@@ -63,6 +75,10 @@ pub enum Command {
     SetOwnAddresses(Vec<Address>),
     /// Places of TCP sockets that have gone.
     FreeTcpPlaces(Vec<TcpPlace>, oneshot::Sender<Result<(), String>>),
+    /// A look at the places of TCP sockets: a search of them may be due.
+    LookAtTcpPlaces,
+    /// More or fewer places for TCP sockets, if that is due. The response has their use afterwards.
+    ResizeTcpPlaces(TcpPlaceDemand, oneshot::Sender<Result<TcpPlacesUsage, String>>),
     /// Pins of maps that were removed, and `ready`. The response has the names of the maps that were pinned again.
     RestorePins(oneshot::Sender<Result<Vec<&'static str>, String>>),
     /// Other ports for the canary.

@@ -71,7 +71,9 @@ impl SimulatedMaps {
             | Op::SetBalance(_)
             | Op::SetExclusions(_)
             | Op::SetOwnAddresses(_)
-            | Op::FreeTcpPlaces(_) => {
+            | Op::FreeTcpPlaces(_)
+            | Op::GrowTcpPlaces
+            | Op::ShrinkTcpPlaces => {
                 panic!("{op:?} is not planned")
             }
         }

@@ -256,6 +256,11 @@ impl Reconciler {
             Command::FreeTcpPlaces(places, sender) => {
                 drop(sender.send(self.table.free_tcp_places(places).map_err(text)));
             }
+            // The loop looks at them in any case.
+            Command::LookAtTcpPlaces => {}
+            Command::ResizeTcpPlaces(demand, sender) => {
+                drop(sender.send(self.table.resize_tcp_places(demand).map_err(text)));
+            }
             Command::RestorePins(sender) => {
                 self.readiness.restore();
                 drop(sender.send(self.table.restore_pins().map_err(text)));

@@ -19,6 +19,7 @@ use super::{canary::Canary, readiness::Ready, seed::new_seed};
 use crate::{
     canary::service_name,
     config::LoopSettings,
+    mailbox::TcpPlaceDemand,
     state::{CanaryState, Untried},
 };
 
@@ -113,6 +114,14 @@ impl Table {
 
     pub(super) fn free_tcp_places(&mut self, places: Vec<TcpPlace>) -> Result<(), TableError> {
         self.maps.apply(&[Op::FreeTcpPlaces(places)])
+    }
+
+    /// Adds places for TCP sockets, or goes on with removing some, if that is due. Returns their use afterwards.
+    pub(super) fn resize_tcp_places(&mut self, demand: TcpPlaceDemand) -> Result<TcpPlacesUsage, TableError> {
+        if let Some(op) = resize_of_tcp_places(demand, self.maps.tcp_places()) {
+            self.maps.apply(&[op])?;
+        }
+        Ok(self.maps.tcp_places())
     }
 
     /// Pins maps again whose pins were removed, and returns their names.
@@ -304,6 +313,19 @@ impl Table {
     }
 }
 
+/// Places are added when a socket has found none while the owners of a quarter of them live: with fewer, that happens
+/// to few sockets. The last level is removed when an eighth of the other places is enough for all owners.
+fn resize_of_tcp_places(demand: TcpPlaceDemand, usage: TcpPlacesUsage) -> Option<Op> {
+    let fits_below = usage.taken <= usage.smaller_room() / 8;
+    match demand {
+        TcpPlaceDemand::More { living } if living >= usage.room() / 4 => Some(Op::GrowTcpPlaces),
+        TcpPlaceDemand::None if usage.further_levels > 0 && (usage.is_shrinking || fits_below) => {
+            Some(Op::ShrinkTcpPlaces)
+        }
+        TcpPlaceDemand::More { .. } | TcpPlaceDemand::None => None,
+    }
+}
+
 fn frontend(route: &Route) -> Frontend {
     Frontend { address: route.frontend.ip().into(), port: route.frontend.port(), protocol: route.protocol }
 }
@@ -327,4 +349,32 @@ fn untried(canary: &Canary, planner: &TablePlanner) -> Vec<Untried> {
         lost.entry(address).or_insert(Untried { reason: format!("{}: {why}", address.family()), is_absent: false });
     }
     absent.chain(lost.into_values()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_datapath::TCP_PLACES;
+
+    use super::*;
+
+    fn usage(taken: u32, further_levels: u32, is_shrinking: bool) -> TcpPlacesUsage {
+        TcpPlacesUsage { taken, further_levels, is_shrinking, ..TcpPlacesUsage::default() }
+    }
+
+    #[test]
+    fn places_are_added_while_many_live_and_removed_when_few_are_left() {
+        let more = |living, usage| resize_of_tcp_places(TcpPlaceDemand::More { living }, usage);
+        let none = |usage| resize_of_tcp_places(TcpPlaceDemand::None, usage);
+        let quarter = TCP_PLACES / 4;
+        assert_eq!(more(quarter - 1, usage(TCP_PLACES, 0, false)), None, "the others have gone");
+        assert_eq!(more(quarter, usage(TCP_PLACES, 0, false)), Some(Op::GrowTcpPlaces));
+        assert_eq!(more(quarter * 9 - 1, usage(TCP_PLACES * 9, 1, false)), None);
+        assert_eq!(more(quarter * 9, usage(TCP_PLACES * 9, 1, false)), Some(Op::GrowTcpPlaces));
+        assert_eq!(more(quarter, usage(TCP_PLACES, 1, true)), Some(Op::GrowTcpPlaces), "the level that goes stays");
+        assert_eq!(none(usage(0, 0, false)), None, "there is none to remove");
+        assert_eq!(none(usage(TCP_PLACES / 8 + 1, 1, false)), None);
+        assert_eq!(none(usage(TCP_PLACES / 8, 1, false)), Some(Op::ShrinkTcpPlaces));
+        assert_eq!(none(usage(TCP_PLACES * 9 / 8, 2, false)), Some(Op::ShrinkTcpPlaces));
+        assert_eq!(none(usage(TCP_PLACES, 1, true)), Some(Op::ShrinkTcpPlaces), "it has begun");
+    }
 }

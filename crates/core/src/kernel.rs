@@ -81,6 +81,11 @@ pub enum Op {
     SetOwnAddresses(Vec<Address>),
     /// Frees places of TCP sockets that still have these owners.
     FreeTcpPlaces(Vec<TcpPlace>),
+    /// Adds a level of places for TCP sockets, or opens the last one again. Nothing if there are all levels.
+    GrowTcpPlaces,
+    /// Closes the last further level of places for TCP sockets, moves peers to the levels below it, and removes it if
+    /// it then has none. Includes an [`Op::Drain`]. Nothing without a further level.
+    ShrinkTcpPlaces,
     /// Waits for a grace period: every program that runs now has ended.
     Drain,
     /// Replaces the map of the frontends by one of this size and content; atomic, and includes an [`Op::Drain`].
@@ -102,7 +107,7 @@ pub enum Op {
 /// Place of a TCP socket's translation, and its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpPlace {
-    /// Index of the place.
+    /// Number of the place in the maps' layout: its level and its index in it.
     pub place: u32,
     /// Cookie of the socket that owns it.
     pub owner: u64,

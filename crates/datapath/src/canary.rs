@@ -131,7 +131,7 @@ fn walk_tcp(route: &Route, pins: &PinDir) -> Result<(), WalkError> {
     let cookie = sockopt::socket_cookie(&client).map_err(obstacle)?;
     drop(client);
     let owners = SocketStates::open(pins).ok().and_then(|states| states.tcp_owners().ok());
-    if owners.is_some_and(|owners| owners.contains(&cookie)) {
+    if owners.is_some_and(|owners| owners.iter().any(|place| place.owner == cookie)) {
         return Err(hook("sock_release", "the place of a closed connection is not freed".to_owned()));
     }
     Ok(())

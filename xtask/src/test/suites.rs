@@ -130,6 +130,8 @@ pub(super) const SUITES: &[Suite] = &[
     suite("live", SuiteKind::Live, AGENT, &[
         // Mounts of other tests wake every agent.
         rule("manifests::at_rest", &[], Class::Exclusive),
+        // The searches of every agent look at its thousands of sockets.
+        rule("places::places_follow", &[], Class::Exclusive),
         // System calls depend on the allocator and the optimiser.
         rule("privileges::", &[Need::ShippedAgent], ONE),
     ], 2, 90),

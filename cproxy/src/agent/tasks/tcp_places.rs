@@ -1,8 +1,10 @@
 //! Background task that frees TCP places whose sockets are closed; see
-//! [`cproxy_datapath::sockets::find_missing_owners`].
+//! [`cproxy_datapath::sockets::find_missing_owners`]. It also has the number of places follow that of the connections.
 //!
-//! Nothing wakes the agent for it. The task that owns the table looks at the places when it is awake anyway, and starts
-//! a search when they become scarce.
+//! Two things lead to a search. When the task that owns the table is awake anyway, it looks whether places become
+//! scarce. And the programs send a message when a socket has found no place, which costs nothing until then. At rest
+//! nothing wakes the agent. While there are more places than at the start, it looks each half minute whether fewer are
+//! enough.
 
 use std::{
     sync::{
@@ -13,26 +15,42 @@ use std::{
 };
 
 use cproxy_datapath::{
-    TCP_PLACES,
-    bpf::{PinDir, TcpPlacesUsage},
+    bpf::{PinDir, TableError, TcpFull, TcpPlacesUsage},
     sockets::{self, GoneOwners, MissingOwners, SocketsError},
 };
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::Notify,
+    time::{Instant, sleep, sleep_until},
+};
 
-use crate::mailbox::{Command, Mailbox};
+use crate::mailbox::{Command, Mailbox, TcpPlaceDemand};
 
 /// Least time between two searches.
 const INTERVAL_MIN: Duration = Duration::from_secs(10);
 /// Time between two searches, as a multiple of the CPU time of the first: they use a third of a percent of one CPU.
 const INTERVAL_FACTOR: u32 = 300;
+/// Least time from a search that has changed nothing, although a socket has found no place, to the next one for that
+/// reason: few connections, and a socket now and then whose places are both taken.
+const IDLE_INTERVAL_MIN: Duration = Duration::from_secs(60);
+/// Time from a message of the programs to the search: connects that come in a storm are then seen together.
+const GATHERING: Duration = Duration::from_millis(250);
+/// Time from the start to the first look whether fewer places are enough.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
+/// Time between two looks whether fewer places are enough.
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Decision when to search.
 #[derive(Debug, Default)]
 struct Pace {
     is_searching: bool,
     not_before: Option<Instant>,
+    /// Use of the places at the last look.
+    latest: TcpPlacesUsage,
     /// Use of the places when the last search began.
     usage: TcpPlacesUsage,
+    /// Whether a socket had found no place since the search before.
+    is_full: bool,
     /// Places that the last search has left taken.
     kept: u32,
 }
@@ -42,11 +60,12 @@ impl Pace {
     /// since.
     fn is_due(&self, usage: TcpPlacesUsage, now: Instant) -> bool {
         let is_time = !self.is_searching && self.not_before.is_none_or(|at| at <= now);
-        let is_scarce = usage.taken.saturating_sub(self.kept) > TCP_PLACES.saturating_sub(self.kept) / 2;
+        let is_scarce = usage.taken.saturating_sub(self.kept) > usage.room().saturating_sub(self.kept) / 2;
         is_time && usage.taken > 0 && (is_scarce || usage.without_place != self.usage.without_place)
     }
 
     fn begin(&mut self, usage: TcpPlacesUsage) {
+        self.is_full = usage.without_place != self.usage.without_place;
         (self.is_searching, self.usage) = (true, usage);
     }
 
@@ -55,6 +74,14 @@ impl Pace {
         self.not_before = Some(now + (cpu * INTERVAL_FACTOR).max(INTERVAL_MIN));
         // After a failure the same places are no reason to search again.
         self.kept = kept.unwrap_or(self.usage.taken);
+    }
+
+    /// When the next message of the programs counts, after a search that has freed `freed` places.
+    fn heeds_message_from(&self, freed: usize, now: Instant) -> Instant {
+        let has_changed = freed > 0 || self.latest.room() != self.usage.room();
+        let is_idle = !has_changed && self.latest.taken < self.latest.room() / 4;
+        let at_least = now + if is_idle { IDLE_INTERVAL_MIN } else { INTERVAL_MIN };
+        self.not_before.map_or(at_least, |not_before| not_before.max(at_least))
     }
 }
 
@@ -73,6 +100,7 @@ impl TcpPlaceWatch {
     /// Starts a search if one is due.
     pub(in crate::agent) fn check(&self, usage: TcpPlacesUsage) {
         self.with_pace(|pace| {
+            pace.latest = usage;
             if pace.is_due(usage, Instant::now()) {
                 pace.begin(usage);
                 self.due.notify_one();
@@ -90,62 +118,172 @@ impl TcpPlaceWatch {
         work(&mut self.pace.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn end(&self, kept: Option<u32>, cpu: Duration) {
-        self.searches.fetch_add(1, Ordering::Relaxed);
-        self.with_pace(|pace| pace.end(kept, cpu, Instant::now()));
+    /// Has the places searched again at the next look.
+    fn search_again(&self) {
+        self.with_pace(|pace| pace.usage = TcpPlacesUsage::default());
     }
+
+    /// Ends a search. Returns when the next message of the programs counts.
+    fn end(&self, found: Option<&Found>) -> Instant {
+        self.searches.fetch_add(1, Ordering::Relaxed);
+        let cpu = found.map_or(Duration::ZERO, |found| found.cpu);
+        self.with_pace(|pace| {
+            let now = Instant::now();
+            pace.end(found.map(|found| found.kept), cpu, now);
+            pace.heeds_message_from(found.map_or(0, |found| found.freed), now)
+        })
+    }
+}
+
+/// Result of a search.
+struct Found {
+    freed: usize,
+    kept: u32,
+    cpu: Duration,
 }
 
 /// Background task that searches.
 pub(in crate::agent) struct TcpPlaceSweeper {
     pins: PinDir,
     watch: Arc<TcpPlaceWatch>,
-    /// Way to the task that owns the table, and frees the places.
+    /// Way to the task that owns the table, and writes the places.
     mailbox: Mailbox,
+    /// When the next message of the programs counts. Until then it stays where it is, so they send no other.
+    heeds_message_from: Instant,
+    /// When to look whether fewer places are enough, or what has failed works now.
+    looks_at: Option<Instant>,
+    /// Number of living sockets for which places could not be added.
+    unmet: Option<u32>,
+    /// A kernel that cannot list sockets fails each time.
+    last_failure: Option<String>,
 }
 
 impl TcpPlaceSweeper {
     pub(in crate::agent) fn new(pins: PinDir, watch: Arc<TcpPlaceWatch>, mailbox: Mailbox) -> Self {
-        Self { pins, watch, mailbox }
+        let now = Instant::now();
+        // An earlier agent may have added places.
+        let looks_at = Some(now + FIRST_LOOK);
+        Self { pins, watch, mailbox, heeds_message_from: now, looks_at, unmet: None, last_failure: None }
     }
 
     /// Runs for ever.
-    pub(in crate::agent) async fn run(self) {
-        // A kernel that cannot list sockets fails each time.
-        let mut last_failure = None;
+    pub(in crate::agent) async fn run(mut self) {
+        let mut full = self.open_message().inspect_err(|error| {
+            tracing::warn!("nothing tells when TCP sockets find no place: {error}");
+        });
         loop {
-            self.watch.due.notified().await;
-            match self.sweep().await {
-                Ok(found) => {
-                    last_failure = None;
-                    self.watch.end(Some(found.kept), found.cpu);
+            tokio::select! {
+                () = self.watch.due.notified() => self.search().await,
+                () = message(full.as_mut().ok(), self.heeds_message_from) => {
+                    // The loop looks at the places after each command.
+                    self.mailbox.tell(Command::LookAtTcpPlaces).await.ok();
                 }
-                Err(failure) => {
-                    self.watch.end(None, Duration::ZERO);
-                    if last_failure.as_ref() != Some(&failure) {
-                        tracing::warn!("places of TCP sockets that have gone stay taken: {failure}");
-                        last_failure = Some(failure);
+                () = sleep_until_some(self.looks_at) => {
+                    self.looks_at = None;
+                    match self.unmet.take() {
+                        Some(living) => self.grow(living).await,
+                        None => self.shrink().await,
                     }
                 }
             }
         }
     }
 
-    async fn sweep(&self) -> Result<GoneOwners, String> {
+    fn open_message(&self) -> Result<AsyncFd<TcpFull>, TableError> {
+        let full = TcpFull::open(&self.pins)?;
+        // SAFETY: its descriptor stays the same one, and open, as long as the message exists.
+        let full = unsafe { AsyncFd::register_with_interest(full, Interest::READABLE) };
+        full.map_err(|error| TableError::Descriptor(error.into()))
+    }
+
+    async fn search(&mut self) {
+        let found = self.sweep().await;
+        self.heeds_message_from = self.watch.end(found.as_ref().ok());
+        let failure = found.err();
+        if let Some(failure) = failure.as_ref().filter(|failure| self.last_failure.as_ref() != Some(failure)) {
+            tracing::warn!("places of TCP sockets that have gone stay taken: {failure}");
+            self.watch.search_again();
+            self.looks_at = Some(Instant::now() + LOOK_INTERVAL);
+        }
+        self.last_failure = failure;
+    }
+
+    async fn sweep(&mut self) -> Result<Found, String> {
         let pins = self.pins.clone();
         let missing = blocking(move || sockets::find_missing_owners(&pins)).await?;
-        if !missing.is_empty() {
-            tokio::time::sleep(MissingOwners::PAUSE).await;
+        if self.watch.with_pace(|pace| pace.is_full) {
+            self.grow(missing.kept()).await;
         }
-        let mut found = blocking(move || missing.search_again()).await?;
-        self.watch.unseen.store(found.unseen.into(), Ordering::Relaxed);
-        let gone = std::mem::take(&mut found.places);
-        tracing::debug!("{} TCP sockets with a place have gone, {} have not", gone.len(), found.kept);
-        if !gone.is_empty() {
-            let command = |sender| Command::FreeTcpPlaces(gone, sender);
+        if !missing.is_empty() {
+            sleep(MissingOwners::PAUSE).await;
+        }
+        let GoneOwners { places, kept, unseen, cpu } = blocking(move || missing.search_again()).await?;
+        self.watch.unseen.store(unseen.into(), Ordering::Relaxed);
+        tracing::debug!("{} TCP sockets with a place have gone, {kept} have not", places.len());
+        let freed = places.len();
+        if freed > 0 {
+            let command = |sender| Command::FreeTcpPlaces(places, sender);
             self.mailbox.order(command).await.map_err(|error| error.to_string())??;
         }
-        Ok(found)
+        Ok(Found { freed, kept, cpu })
+    }
+
+    /// Has places added if there are so many connections that further ones may find none.
+    async fn grow(&mut self, living: u32) {
+        match self.resize(TcpPlaceDemand::More { living }).await {
+            Ok(usage) if usage.further_levels > 0 => {
+                self.looks_at.get_or_insert_with(|| Instant::now() + LOOK_INTERVAL);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!("TCP sockets get no more places: {error}");
+                self.unmet = Some(living);
+                self.looks_at = Some(Instant::now() + LOOK_INTERVAL);
+            }
+        }
+    }
+
+    /// Has places removed if fewer are enough.
+    async fn shrink(&mut self) {
+        let mut in_last = None;
+        loop {
+            match self.resize(TcpPlaceDemand::None).await {
+                // It goes on while peers move.
+                Ok(usage)
+                    if usage.is_shrinking && in_last.replace(usage.taken_in_last) != Some(usage.taken_in_last) => {}
+                Ok(usage) => {
+                    self.looks_at = (usage.further_levels > 0).then(|| Instant::now() + LOOK_INTERVAL);
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!("places of TCP sockets that are not needed stay: {error}");
+                    self.looks_at = Some(Instant::now() + LOOK_INTERVAL);
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn resize(&self, demand: TcpPlaceDemand) -> Result<TcpPlacesUsage, String> {
+        let command = |sender| Command::ResizeTcpPlaces(demand, sender);
+        self.mailbox.order(command).await.map_err(|error| error.to_string())?
+    }
+}
+
+/// Waits for a message of the programs that counts, and takes it.
+async fn message(full: Option<&mut AsyncFd<TcpFull>>, from: Instant) {
+    let Some(full) = full else { return std::future::pending().await };
+    sleep_until(from).await;
+    let Ok(mut ready) = full.readable_mut().await else { return std::future::pending().await };
+    sleep(GATHERING).await;
+    ready.get_inner_mut().take();
+    ready.clear_ready();
+}
+
+async fn sleep_until_some(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -158,10 +296,12 @@ async fn blocking<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use cproxy_datapath::TCP_PLACES;
+
     use super::*;
 
     fn usage(taken: u32, without_place: u64) -> TcpPlacesUsage {
-        TcpPlacesUsage { taken, without_place }
+        TcpPlacesUsage { taken, without_place, ..TcpPlacesUsage::default() }
     }
 
     #[test]
@@ -196,5 +336,21 @@ mod tests {
         pace.end(None, Duration::ZERO, start);
         assert!(!pace.is_due(full, later), "it would fail again");
         assert!(pace.is_due(usage(TCP_PLACES, 8), later));
+    }
+
+    #[test]
+    fn messages_count_for_less_where_few_places_are_taken_and_nothing_changes() {
+        let now = Instant::now();
+        let few = usage(TCP_PLACES / 4 - 1, 7);
+        let mut pace = Pace { latest: few, usage: few, ..Pace::default() };
+        assert_eq!(pace.heeds_message_from(0, now), now + IDLE_INTERVAL_MIN);
+        assert_eq!(pace.heeds_message_from(1, now), now + INTERVAL_MIN, "there may be more to free");
+        pace.not_before = Some(now + 2 * INTERVAL_MIN);
+        assert_eq!(pace.heeds_message_from(1, now), now + 2 * INTERVAL_MIN, "no search is due before");
+        pace.not_before = None;
+        pace.latest = usage(TCP_PLACES / 4, 7);
+        assert_eq!(pace.heeds_message_from(0, now), now + INTERVAL_MIN, "more places may be needed");
+        pace.latest = TcpPlacesUsage { further_levels: 1, ..few };
+        assert_eq!(pace.heeds_message_from(0, now), now + INTERVAL_MIN, "and were added");
     }
 }

@@ -547,7 +547,9 @@ impl Kernel {
             | Op::SetBalance(_)
             | Op::SetExclusions(_)
             | Op::SetOwnAddresses(_)
-            | Op::FreeTcpPlaces(_) => {
+            | Op::FreeTcpPlaces(_)
+            | Op::GrowTcpPlaces
+            | Op::ShrinkTcpPlaces => {
                 panic!("{op:?} is not planned")
             }
             Op::Drain => self.drain(),

@@ -4,8 +4,8 @@ use std::os::fd::AsFd as _;
 
 use aya::maps::{HashMap, Map, MapError, PerCpuArray};
 use cproxy_ebpf::{
-    AFFINITY_MAX, AffinityKey, Counter, FlowKey, FlowValue, TCP_PLACE_FREE, TCP_PLACES, TCP_WITHOUT_PLACE,
-    UDP_FLOWS_MAX,
+    AFFINITY_MAX, AffinityKey, Counter, FlowKey, FlowValue, TCP_PLACE_CLOSED, TCP_PLACE_FREE, TCP_WITHOUT_PLACE,
+    UDP_FLOWS_MAX, tcp_level_places,
 };
 
 use super::{
@@ -13,6 +13,8 @@ use super::{
     open::{Access, open_map},
     pins::PinDir,
     syscalls::array_elements,
+    tcp_levels::Levels,
+    tcp_places::TCP_PLACES_MAX,
 };
 
 /// Their names in the JSON contract.
@@ -63,10 +65,17 @@ pub fn read_counters(pins: &PinDir) -> Result<Vec<(&'static str, u64)>, TableErr
     let mut owners = owners.map_err(|error| TableError::Pin(pins.object("TCP_OWNERS"), error))?;
     // The last element is a counter.
     let without_place = owners.pop().unwrap_or_default();
-    let places = owners.iter().filter(|owner| **owner != TCP_PLACE_FREE).count() as u64;
+    let mut room = owners.len();
+    for level in Levels::open(pins, Access::ReadOnly)?.all()? {
+        let more = array_elements::<u64>(level.owners.fd().as_fd(), 0, tcp_level_places(level.spec.level));
+        owners.extend(more.map_err(|error| TableError::Pin(pins.object("TCP_OWNERS"), error))?);
+        room = owners.len();
+    }
+    let places = owners.iter().filter(|owner| ![TCP_PLACE_FREE, TCP_PLACE_CLOSED].contains(owner)).count() as u64;
     counters.extend([
         ("tcp_places", places),
-        ("tcp_places_max", TCP_PLACES.into()),
+        ("tcp_places_room", room as u64),
+        ("tcp_places_max", TCP_PLACES_MAX.into()),
         ("tcp_without_place", without_place),
     ]);
     Ok(counters)

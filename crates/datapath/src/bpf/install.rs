@@ -31,6 +31,7 @@ use super::{
     signals::SignalsBlocked,
     syscalls::{link_cgroup, obj_get},
     takeover::{give_maps_back, retire},
+    tcp_places::TcpPlaces,
     tracing,
 };
 
@@ -95,7 +96,7 @@ fn install_all(
         has_moved |= attach(find_program(&mut object, program)?, program, pins, cgroup, new_pins)? == Attached::Moved;
     }
     if has_moved {
-        free_tcp_places(&mut object)?;
+        free_tcp_places(&mut object, pins)?;
     }
     retire(pins).map_err(InstallError::Takeover)?;
     if set == ProgramSet::Plain {
@@ -130,10 +131,11 @@ fn remove_counts(pins: &PinDir) -> Result<(), InstallError> {
 /// Frees all places, after a move to another cgroup. No program runs any more when sockets of the former cgroup are
 /// closed, so their places would stay taken for ever. If programs run again for one of those sockets later, its place
 /// could show a peer that the socket no longer has.
-fn free_tcp_places(object: &mut Ebpf) -> Result<(), InstallError> {
+fn free_tcp_places(object: &mut Ebpf, pins: &PinDir) -> Result<(), InstallError> {
     let map = object.map_mut("TCP_OWNERS").ok_or(LoadError::Missing("TCP_OWNERS"))?;
     let mut owners = Array::<_, u64>::try_from(map).map_err(InstallError::TcpPlaces)?;
-    (0..TCP_PLACES).try_for_each(|place| owners.set(place, TCP_PLACE_FREE, 0)).map_err(InstallError::TcpPlaces)
+    (0..TCP_PLACES).try_for_each(|place| owners.set(place, TCP_PLACE_FREE, 0)).map_err(InstallError::TcpPlaces)?;
+    TcpPlaces::free_further(pins).map_err(InstallError::FurtherTcpPlaces)
 }
 
 /// Creates the resizable maps while `work` runs. Putting a map into a map of maps waits for a grace period, which takes

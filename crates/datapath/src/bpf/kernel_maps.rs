@@ -21,14 +21,14 @@ use cproxy_ebpf::{
 use super::{
     encoding::{address_key, backend_slot, key},
     error::TableError,
-    map_spec::{BACKENDS, FRONTENDS, SETS},
+    map_spec::{BACKENDS, FRONTENDS, SETS, TCP_MORE_OWNERS},
     mapping::Mapping,
     open::{Access, open_map},
     pins::{PinDir, PinLock},
     resizable::{InnerMap, ResizableMap},
     service_counters::{self, CountsMap},
     syscalls::{obj_get, obj_pin},
-    tcp_owners::{TcpOwners, TcpPlacesUsage},
+    tcp_places::{TcpPlaces, TcpPlacesUsage},
 };
 
 /// The open maps.
@@ -38,7 +38,7 @@ pub struct KernelMaps {
     backends: MappedArray,
     settings: MappedArray,
     own_addresses: MappedArray,
-    tcp_owners: TcpOwners,
+    tcp_places: TcpPlaces,
     /// Counters by frontend, if they are on.
     service_counts: Option<CountsMap>,
     capacity: Capacity,
@@ -100,7 +100,7 @@ impl KernelMaps {
             backends: MappedArray::new(backends.map, "BACKENDS", backends.entries as usize * size_of::<BackendSlot>())?,
             settings: mapped("SETTINGS", size_of::<Settings>())?,
             own_addresses: mapped("OWN_ADDRESSES", 2 * size_of::<OwnAddress>())?,
-            tcp_owners: TcpOwners::open(pins)?,
+            tcp_places: TcpPlaces::open(pins)?,
             service_counts: service_counters::pinned(pins, Access::ReadWrite)
                 .map_err(|error| TableError::Pin(service_counters::path(pins), error))?,
             outer,
@@ -127,6 +127,9 @@ impl KernelMaps {
                 restored.push(outer.name());
             }
         }
+        if self.tcp_places.restore_pins()? {
+            restored.push(TCP_MORE_OWNERS);
+        }
         Ok(restored)
     }
 
@@ -139,13 +142,13 @@ impl KernelMaps {
     /// The places of TCP sockets that are in use.
     #[must_use]
     pub fn tcp_places(&self) -> TcpPlacesUsage {
-        self.tcp_owners.usage()
+        self.tcp_places.usage()
     }
 
     /// Number of places of TCP sockets that were freed since the maps were opened.
     #[must_use]
     pub fn tcp_places_freed(&self) -> u64 {
-        self.tcp_owners.freed()
+        self.tcp_places.freed()
     }
 
     /// Writes the operations in their order. After an error the caller must read the table back before it goes on.
@@ -196,7 +199,20 @@ impl KernelMaps {
             }
             Op::SetExclusions(exclusions) => self.exclude(exclusions),
             Op::SetOwnAddresses(addresses) => self.set_own_addresses(addresses),
-            Op::FreeTcpPlaces(places) => self.tcp_owners.free(places),
+            Op::FreeTcpPlaces(places) => {
+                self.tcp_places.free(places);
+                Ok(())
+            }
+            Op::GrowTcpPlaces | Op::ShrinkTcpPlaces => {
+                let [_, outer, _] = &self.outer;
+                let wait_for_programs = || outer.wait_for_programs(&self.sets.map);
+                let is_growth = matches!(op, Op::GrowTcpPlaces);
+                if is_growth {
+                    self.tcp_places.grow(wait_for_programs)
+                } else {
+                    self.tcp_places.shrink(wait_for_programs)
+                }
+            }
             Op::ReplaceFrontends { capacity, frontends, addresses } => {
                 self.replace_frontends(*capacity, frontends, addresses)
             }

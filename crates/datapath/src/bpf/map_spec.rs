@@ -4,8 +4,8 @@ use aya::maps::{MapInfo, MapType};
 use aya_obj::generated::{BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use cproxy_ebpf::{
     AFFINITY_MAX, AffinityEntry, AffinityKey, BACKENDS_MIN, Backend, COUNTERS_MAX, FRONTENDS_MIN, FlowKey, FlowValue,
-    FrontendKey, OWN_ADDRESS_V6, OwnAddress, SETS_MIN, Set, SetId, Settings, SocketState, TCP_PLACES, TURNS_MAX,
-    Translation, UDP_FLOWS_MAX, UdpState,
+    FrontendKey, OWN_ADDRESS_V6, OwnAddress, SETS_MIN, Set, SetId, Settings, SocketState, TCP_FULL_BYTES,
+    TCP_LEVELS_MORE, TCP_PLACES, TURNS_MAX, Translation, UDP_FLOWS_MAX, UdpState, tcp_level_places,
 };
 
 /// Type, sizes and flags of a map (`BPF_MAP_CREATE`).
@@ -68,8 +68,45 @@ pub(super) const BACKENDS: MapSpec = MapSpec {
 /// The maps that can be replaced.
 pub(super) const RESIZABLE: [MapSpec; 3] = [FRONTENDS, SETS, BACKENDS];
 
+/// The map that wakes the agent when a TCP socket has found no place.
+pub(super) const TCP_FULL: &str = "TCP_FULL";
+/// The owners of the further levels of places for TCP sockets, and their peers. Level 1 is element 0.
+pub(super) const TCP_MORE_OWNERS: &str = "TCP_MORE_OWNERS";
+pub(super) const TCP_MORE_PEERS: &str = "TCP_MORE_PEERS";
+
+/// A further level of places for TCP sockets: maps that exist while there are many connections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct LevelSpec {
+    pub(super) level: u32,
+    /// Names under which owners and peers are pinned.
+    pub(super) pins: [&'static str; 2],
+    pub(super) owners: MapShape,
+    pub(super) peers: MapShape,
+}
+
+impl LevelSpec {
+    /// Its element in the arrays of maps.
+    pub(super) fn element(self) -> u32 {
+        self.level - 1
+    }
+}
+
+/// The further levels.
+pub(super) const TCP_LEVELS: [LevelSpec; TCP_LEVELS_MORE as usize] =
+    [level(1, ["TCP_OWNERS_1", "TCP_PEERS_1"]), level(2, ["TCP_OWNERS_2", "TCP_PEERS_2"])];
+
+const fn level(level: u32, pins: [&'static str; 2]) -> LevelSpec {
+    let places = tcp_level_places(level);
+    LevelSpec {
+        level,
+        pins,
+        owners: array(size_of::<u64>(), places, BPF_F_MMAPABLE | BPF_F_INNER_MAP),
+        peers: array(size_of::<Translation>(), places, BPF_F_INNER_MAP),
+    }
+}
+
 /// The maps that the programs name; those that can be replaced are in a map of one map.
-pub(super) const NAMED: [(&str, MapShape); 13] = [
+pub(super) const NAMED: [(&str, MapShape); 16] = [
     (FRONTENDS.name, OUTER),
     (SETS.name, OUTER),
     (BACKENDS.name, OUTER),
@@ -77,6 +114,9 @@ pub(super) const NAMED: [(&str, MapShape); 13] = [
     ("OWN_ADDRESSES", array(size_of::<OwnAddress>(), OWN_ADDRESS_V6 + 1, BPF_F_MMAPABLE)),
     ("TCP_OWNERS", array(size_of::<u64>(), TCP_PLACES + 1, BPF_F_MMAPABLE)),
     ("TCP_PEERS", array(size_of::<Translation>(), TCP_PLACES, 0)),
+    (TCP_MORE_OWNERS, MapShape { entries: TCP_LEVELS_MORE, ..OUTER }),
+    (TCP_MORE_PEERS, MapShape { entries: TCP_LEVELS_MORE, ..OUTER }),
+    (TCP_FULL, MapShape { map_type: MapType::RingBuf, key_bytes: 0, ..array(0, TCP_FULL_BYTES, 0) }),
     ("SOCKETS", socket_storage(size_of::<SocketState>())),
     ("UDP_SOCKETS", socket_storage(size_of::<UdpState>())),
     ("UDP_FLOWS", lru_hash(size_of::<FlowKey>(), size_of::<FlowValue>(), UDP_FLOWS_MAX)),

@@ -42,6 +42,13 @@ impl Mapping {
         (end_bytes <= self.size_bytes).then(|| unsafe { self.address.as_ptr().add(offset_bytes).cast() })
     }
 
+    /// All words.
+    pub(super) fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the whole mapping, aligned to a page, alive as long as `self`; shared memory that both sides access
+        // as 64-bit words.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr().cast(), self.size_bytes / size_of::<u64>()) }
+    }
+
     /// The word at an offset that is a multiple of 8, if it lies in the map.
     pub(super) fn word(&self, offset_bytes: usize) -> Option<&AtomicU64> {
         let word = self.element::<u64>(offset_bytes / size_of::<u64>(), size_of::<u64>())?;

@@ -1,5 +1,7 @@
 //! Older layouts that this one can take over: what means the same in both, and what has to be kept for their sockets.
 
+use super::map_spec::{TCP_FULL, TCP_MORE_OWNERS, TCP_MORE_PEERS};
+
 /// Layout whose table this one can take over.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Predecessor {
@@ -14,11 +16,16 @@ pub(super) struct Predecessor {
 
 /// All of them, newest first.
 pub(super) const PREDECESSORS: [Predecessor; 2] = [
-    Predecessor { layout: 7, renewed: &["OWN_ADDRESSES"], kept_links: &[], kept_maps: &[] },
+    Predecessor {
+        layout: 7,
+        renewed: &["OWN_ADDRESSES", TCP_MORE_OWNERS, TCP_MORE_PEERS, TCP_FULL],
+        kept_links: &[],
+        kept_maps: &[],
+    },
     Predecessor {
         layout: 6,
         // `TCP_OWNERS` can be mapped into memory since.
-        renewed: &["OWN_ADDRESSES", "TCP_OWNERS", "TCP_PEERS"],
+        renewed: &["OWN_ADDRESSES", "TCP_OWNERS", "TCP_PEERS", TCP_MORE_OWNERS, TCP_MORE_PEERS, TCP_FULL],
         kept_links: &["getpeername4", "getpeername6", "sock_release"],
         kept_maps: &["TCP_OWNERS", "TCP_PEERS"],
     },

@@ -68,7 +68,7 @@ impl ResizableMap {
 
     fn id(&self) -> Result<Option<u32>, TableError> {
         let failed = |error| TableError::Pin(self.pins.object(self.spec.name), error);
-        inner_map_id(self.outer.fd().as_fd()).map_err(failed)
+        inner_map_id(self.outer.fd().as_fd(), 0).map_err(failed)
     }
 
     /// Whether the programs still use the map with this id.
@@ -139,7 +139,7 @@ impl ResizableMap {
         // The pin of an earlier predecessor that could not be removed.
         fs::remove_file(&path).ok();
         obj_pin(map, &path).map_err(|error| failed(&path, error))?;
-        if let Err(error) = set_inner_map(self.outer.fd().as_fd(), map) {
+        if let Err(error) = set_inner_map(self.outer.fd().as_fd(), 0, map) {
             fs::remove_file(&path).ok();
             return Err(failed(&outer, error));
         }
@@ -163,7 +163,7 @@ impl ResizableMap {
     /// Waits until every program that runs now has ended, by putting the map in force that is; on every number of CPUs:
     /// `membarrier(MEMBARRIER_CMD_GLOBAL)` does not wait where only one is online (kernel/sched/membarrier.c).
     pub(super) fn wait_for_programs(&self, current: &MapData) -> Result<(), TableError> {
-        set_inner_map(self.outer.fd().as_fd(), current.fd().as_fd())
+        set_inner_map(self.outer.fd().as_fd(), 0, current.fd().as_fd())
             .map_err(|error| TableError::Pin(self.pins.object(self.spec.name), error))
     }
 }

@@ -7,7 +7,11 @@ use std::{
 };
 
 use aya::maps::{Array, IterableMap as _, Map, MapData, MapError, SkStorage};
-use cproxy_ebpf::{SocketState, TCP_PLACES, Translation, UdpState, tcp_places};
+use cproxy_core::TcpPlace;
+use cproxy_ebpf::{
+    SocketState, TCP_PLACE_FREE, TcpPlaceId, Translation, UdpState, is_tcp_moving, tcp_level_places, tcp_moving,
+    tcp_places,
+};
 use rustix::net::sockopt::socket_cookie;
 
 use super::{
@@ -16,11 +20,13 @@ use super::{
     pins::PinDir,
     syscalls::array_elements,
     takeover::kept_map,
+    tcp_levels::{LevelMaps, Levels},
 };
 
 /// The state of sockets that the programs keep.
 pub struct SocketStates {
-    places: TcpPlaces,
+    /// All levels, the last one first: the agent moves peers down.
+    places: Vec<TcpPlaces>,
     /// Places of an older layout, whose sockets keep them.
     older_places: Option<TcpPlaces>,
     sockets: SkStorage<MapData, SocketState>,
@@ -35,8 +41,11 @@ impl SocketStates {
     /// # Errors
     /// One is missing or may not be used.
     pub fn open(pins: &PinDir) -> Result<Self, TableError> {
+        let further = Levels::open(pins, Access::ReadOnly)?.all()?.into_iter().rev().map(TcpPlaces::of);
+        let mut places = further.collect::<Result<Vec<_>, _>>()?;
+        places.push(TcpPlaces::open(|name| pins.object(name))?);
         Ok(Self {
-            places: TcpPlaces::open(|name| pins.object(name))?,
+            places,
             older_places: TcpPlaces::open_kept(pins)?,
             sockets: open(pins.object("SOCKETS"), Map::SkStorage)?,
             udp_sockets: open(pins.object("UDP_SOCKETS"), Map::SkStorage)?,
@@ -50,12 +59,21 @@ impl SocketStates {
         self.storage.fd().as_fd()
     }
 
-    /// The owner of each place of TCP sockets; 0 for a free one.
+    /// Number of levels of places for TCP sockets beyond the first one.
+    #[must_use]
+    pub fn further_levels(&self) -> usize {
+        self.places.len() - 1
+    }
+
+    /// The places of TCP sockets that have owners, without those that are being moved.
     ///
     /// # Errors
-    /// The map could not be read.
-    pub fn tcp_owners(&self) -> io::Result<Vec<u64>> {
-        array_elements(self.places.owners.map().fd().as_fd(), 0, TCP_PLACES)
+    /// A map could not be read.
+    pub fn tcp_owners(&self) -> io::Result<Vec<TcpPlace>> {
+        self.places.iter().try_fold(Vec::new(), |mut taken, places| {
+            taken.extend(places.taken()?);
+            Ok(taken)
+        })
     }
 
     /// The translation of a TCP socket's `connect()`.
@@ -89,7 +107,7 @@ impl SocketStates {
     /// # Errors
     /// A map could not be read.
     pub fn at_place(&self, cookie: u64) -> io::Result<Option<Translation>> {
-        for places in [Some(&self.places), self.older_places.as_ref()].into_iter().flatten() {
+        for places in self.places.iter().chain(&self.older_places) {
             if let Some(peer) = places.peer_of(cookie)? {
                 return Ok(Some(peer));
             }
@@ -103,15 +121,31 @@ impl SocketStates {
     }
 }
 
-/// Places of TCP sockets: their owners and peers.
+/// A level of places of TCP sockets: their owners and peers.
 struct TcpPlaces {
+    level: u32,
     owners: Array<MapData, u64>,
     peers: Array<MapData, Translation>,
 }
 
 impl TcpPlaces {
     fn open(path_of: impl Fn(&str) -> PathBuf) -> Result<Self, TableError> {
-        Ok(Self { owners: open(path_of("TCP_OWNERS"), Map::Array)?, peers: open(path_of("TCP_PEERS"), Map::Array)? })
+        let (owners, peers) = (open(path_of("TCP_OWNERS"), Map::Array)?, open(path_of("TCP_PEERS"), Map::Array)?);
+        Ok(Self { level: 0, owners, peers })
+    }
+
+    /// Those of a further level.
+    fn of(LevelMaps { spec, owners, peers }: LevelMaps) -> Result<Self, TableError> {
+        let owners = Array::try_from(Map::Array(owners)).map_err(|error| TableError::Read("TCP_OWNERS", error))?;
+        Ok(Self { level: spec.level, owners, peers })
+    }
+
+    fn taken(&self) -> io::Result<impl Iterator<Item = TcpPlace>> {
+        let owners = array_elements::<u64>(self.owners.map().fd().as_fd(), 0, tcp_level_places(self.level))?;
+        let level = self.level;
+        let places = owners.into_iter().zip(0..);
+        let places = places.map(move |(owner, index)| TcpPlace { place: TcpPlaceId::new(level, index).0, owner });
+        Ok(places.filter(|place| place.owner != TCP_PLACE_FREE && !is_tcp_moving(place.owner)))
     }
 
     /// Those of an older layout, if they are kept. They may go at any moment; maps that are there and cannot be opened
@@ -128,8 +162,9 @@ impl TcpPlaces {
     }
 
     fn peer_of(&self, cookie: u64) -> io::Result<Option<Translation>> {
-        for place in tcp_places(cookie) {
-            if found(self.owners.get(&place, 0))? == Some(cookie) {
+        for place in tcp_places(cookie, self.level) {
+            let owner = found(self.owners.get(&place, 0))?;
+            if owner == Some(cookie) || owner == Some(tcp_moving(cookie)) {
                 return found(self.peers.get(&place, 0));
             }
         }

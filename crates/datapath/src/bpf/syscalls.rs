@@ -126,9 +126,9 @@ fn object_name(name: &str) -> [c_char; 16] {
     bytes
 }
 
-/// The id of the only map in a map of maps; `None` if it has none.
-pub(super) fn inner_map_id(outer: BorrowedFd<'_>) -> io::Result<Option<u32>> {
-    let (key, mut id) = (0u32, 0u32);
+/// The id of a map in an array of maps; `None` if the element has none.
+pub(super) fn inner_map_id(outer: BorrowedFd<'_>, key: u32) -> io::Result<Option<u32>> {
+    let mut id = 0u32;
     let mut attr = no_arguments();
     attr.__bindgen_anon_2.map_fd = outer.as_raw_fd() as u32;
     attr.__bindgen_anon_2.key = (&raw const key) as u64;
@@ -195,15 +195,26 @@ pub(super) fn hash_elements<K: Pod, V: Pod>(map: BorrowedFd<'_>, capacity: u32) 
     Ok(keys.into_iter().zip(values).collect())
 }
 
-/// Puts a map into a map of maps, in the place of the one that is there. When it returns, no program uses that one any
-/// more: the kernel waits for all that run (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`).
-pub(super) fn set_inner_map(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Result<()> {
-    let (key, fd) = (0u32, inner.as_raw_fd() as u32);
+/// Puts a map into an array of maps, in the place of the one that is there. When it returns, no program uses that one
+/// any more: the kernel waits for all that run (kernel/bpf/syscall.c, `maybe_wait_bpf_programs`).
+pub(super) fn set_inner_map(outer: BorrowedFd<'_>, key: u32, inner: BorrowedFd<'_>) -> io::Result<()> {
+    let fd = inner.as_raw_fd() as u32;
     let mut attr = no_arguments();
     attr.__bindgen_anon_2.map_fd = outer.as_raw_fd() as u32;
     attr.__bindgen_anon_2.key = (&raw const key) as u64;
     attr.__bindgen_anon_2.__bindgen_anon_1.value = (&raw const fd) as u64;
     bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+}
+
+/// Takes a map out of an array of maps, if the element has one. When it returns, no program uses it any more.
+pub(super) fn remove_inner_map(outer: BorrowedFd<'_>, key: u32) -> io::Result<()> {
+    let mut attr = no_arguments();
+    attr.__bindgen_anon_2.map_fd = outer.as_raw_fd() as u32;
+    attr.__bindgen_anon_2.key = (&raw const key) as u64;
+    match bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Pins an object.

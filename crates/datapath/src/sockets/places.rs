@@ -8,7 +8,6 @@
 use std::{cell::RefCell, collections::HashSet, fs, io, time::Duration};
 
 use cproxy_core::{Protocol, TcpPlace};
-use cproxy_ebpf::TCP_PLACE_FREE;
 
 use super::{
     diag::{Diag, DumpedSocket},
@@ -56,7 +55,7 @@ pub struct GoneOwners {
 pub fn find_missing_owners(pins: &PinDir) -> Result<MissingOwners, SocketsError> {
     check_access().map_err(SocketsError::Owners)?;
     let owners = SocketStates::open(pins)?.tcp_owners().map_err(|error| SocketsError::Io("TCP_OWNERS", error))?;
-    MissingOwners::of(&owners).search_on_own_thread()
+    MissingOwners::of(owners).search_on_own_thread()
 }
 
 impl MissingOwners {
@@ -64,9 +63,14 @@ impl MissingOwners {
     pub const PAUSE: Duration = Duration::from_secs(1);
 
     /// All owners, before the first search.
-    fn of(owners: &[u64]) -> Self {
-        let places = owners.iter().zip(0..).map(|(&owner, place)| TcpPlace { place, owner });
-        Self { places: places.filter(|place| place.owner != TCP_PLACE_FREE).collect(), ..Self::default() }
+    fn of(places: Vec<TcpPlace>) -> Self {
+        Self { places, ..Self::default() }
+    }
+
+    /// Number of places whose owners live, or may live.
+    #[must_use]
+    pub fn kept(&self) -> u32 {
+        self.kept
     }
 
     /// True if the search has missed none.
@@ -161,13 +165,19 @@ mod tests {
         missing.search(remove_living).unwrap()
     }
 
+    /// Places with these owners; those of 0 are free.
+    fn places(owners: &[u64]) -> Vec<TcpPlace> {
+        let places = owners.iter().zip(0..).map(|(&owner, place)| TcpPlace { place, owner });
+        places.filter(|place| place.owner != 0).collect()
+    }
+
     fn owners(missing: &MissingOwners) -> Vec<(u32, u64)> {
         missing.places.iter().map(|place| (place.place, place.owner)).collect()
     }
 
     #[test]
     fn owners_have_gone_if_neither_search_has_seen_them() {
-        let first = search(MissingOwners::of(&[0, 10, 20, 0, 30, 40]), &[10, 99], 0);
+        let first = search(MissingOwners::of(places(&[0, 10, 20, 0, 30, 40])), &[10, 99], 0);
         assert_eq!((owners(&first), first.kept), (vec![(2, 20), (4, 30), (5, 40)], 1));
         let second = search(first, &[20, 10], 0);
         assert_eq!((owners(&second), second.kept), (vec![(4, 30), (5, 40)], 2));
@@ -175,14 +185,14 @@ mod tests {
 
     #[test]
     fn there_is_no_second_search_for_owners_that_live() {
-        let first = search(MissingOwners::of(&[10, 0, 20]), &[10, 20], 0);
+        let first = search(MissingOwners::of(places(&[10, 0, 20])), &[10, 20], 0);
         assert!(first.is_empty());
         assert_eq!(first.search_again().unwrap(), GoneOwners { kept: 2, ..GoneOwners::default() });
     }
 
     #[test]
     fn no_owner_has_gone_where_not_everything_was_seen() {
-        let all = MissingOwners::of(&[10, 20]);
+        let all = MissingOwners::of(places(&[10, 20]));
         let partial = search(all.clone(), &[10], 1);
         assert_eq!((partial.is_empty(), partial.kept, partial.unseen), (true, 2, 1));
         let partial = search(search(all, &[10], 0), &[], 3);
@@ -191,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_search_that_fails_finds_nothing() {
-        let failed = MissingOwners::of(&[10]).search(|_| Err(SocketsError::List(rustix::io::Errno::NOENT)));
+        let failed = MissingOwners::of(places(&[10])).search(|_| Err(SocketsError::List(rustix::io::Errno::NOENT)));
         assert!(matches!(failed, Err(SocketsError::List(_))), "{failed:?}");
     }
 }

@@ -22,6 +22,9 @@ pub enum InstallError {
     /// The places of TCP sockets could not be freed.
     #[error("cannot free the places of TCP sockets: {}", root_cause(.0))]
     TcpPlaces(MapError),
+    /// Further places of TCP sockets could not be freed.
+    #[error("cannot create the BPF maps: {0}")]
+    FurtherTcpPlaces(TableError),
     /// The resizable maps could not be created.
     #[error("cannot make the first maps: {0}")]
     FirstMaps(FirstMapsError),

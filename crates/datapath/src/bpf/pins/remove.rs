@@ -13,7 +13,7 @@ use super::{
 use crate::{
     bpf::{
         environment::is_bpffs,
-        map_spec::{RESIZABLE, SERVICE_COUNTS},
+        map_spec::{RESIZABLE, SERVICE_COUNTS, TCP_LEVELS},
         program::Program,
         syscalls::{link_detach, obj_get},
     },
@@ -81,6 +81,7 @@ impl Removed {
 
 /// Whether we pin something under this name.
 fn is_ours(name: &str) -> bool {
-    let inner = RESIZABLE.iter().flat_map(|map| map.pins);
+    let levels = TCP_LEVELS.iter().flat_map(|level| level.pins);
+    let inner = RESIZABLE.iter().flat_map(|map| map.pins).chain(levels);
     Program::has_link(name) || PinDir::map_names().chain([SERVICE_COUNTS]).chain(inner).any(|pin| pin == name)
 }
