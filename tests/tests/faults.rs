@@ -4,21 +4,23 @@
 //! The calls are found by running the agent once. An ordinary run takes a sample of the faults, `CPROXY_SOAK=1` all,
 //! and `CPROXY_FAULT=TEXT` those whose description contains the text.
 
-#![expect(clippy::panic, reason = "a failed call is a failed test")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    net::UdpSocket,
+    net::{TcpStream, UdpSocket},
     path::Path,
     time::{Duration, Instant},
 };
 
 use aya::{
-    maps::loaded_maps,
+    maps::{Array, Map, MapData, loaded_maps},
     programs::{loaded_links, loaded_programs},
 };
+use cproxy_datapath::bpf::{PinDir, SocketStates};
+use cproxy_ebpf::{TCP_PLACES, TcpPlaceId, tcp_level_places};
 use cproxy_tests::{
     Server, echo,
     faults::{BpfObject, Call, Injection, TracedAgent, chosen_injections, common, is_sample},
@@ -26,9 +28,11 @@ use cproxy_tests::{
     population::Shape,
     process::{cproxy, eventually},
     sandbox::Sandbox,
-    world::{Form, SYNC, has_pods, rows, serve_pods, udp_connected_to, web_with, while_connecting},
+    world::{
+        Form, SYNC, counter, has_pods, rows, serve_pods, start_agent, udp_connected_to, web_with, while_connecting,
+    },
 };
-use rustix::process::Pid;
+use rustix::{net::sockopt::socket_cookie, process::Pid};
 
 /// Pods of the Service that answers.
 const PODS: [u8; 2] = [1, 2];
@@ -253,7 +257,7 @@ impl World {
                 assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
                 if agent.exit_status().is_none() {
                     eventually(FREED, format_args!("{what}: no descriptor is left open"), || {
-                        differences(&descriptors(agent.pid()), &resting, true)
+                        differences(&descriptors(agent.pid()), &allowed(&resting, &self.sandbox), true)
                     });
                 }
                 self.end(agent);
@@ -292,6 +296,14 @@ fn descriptors(process: Pid) -> Holdings {
         }
     }
     holdings
+}
+
+/// Holdings of an agent at rest that has added places for TCP sockets meanwhile: owners and peers of each level.
+fn allowed(resting: &Holdings, sandbox: &Sandbox) -> Holdings {
+    let mut allowed = resting.clone();
+    let levels = SocketStates::open(&PinDir::new(&sandbox.pin_dir())).unwrap().further_levels();
+    *allowed.entry("descriptor of anon_inode:bpf-map".to_owned()).or_default() += 2 * levels;
+    allowed
 }
 
 /// Holdings once they have not changed for a while.
@@ -435,6 +447,96 @@ fn a_pass_with_a_fault_closes_the_sockets_later() {
             Some(Err(error)) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             other => Err(format!("the socket is open: {other:?}")),
         },
+    );
+}
+
+/// Connections that are held: more than a quarter of the first places for TCP sockets, so that there are to be more.
+const CROWD: usize = 600;
+
+/// Connections that are held in the second level of places when it is to go.
+const HIGH: usize = 40;
+
+/// Owner of places that no socket has.
+const NOBODY: u64 = u64::MAX;
+
+/// Connections that are held.
+#[derive(Default)]
+struct Crowd(RefCell<Vec<TcpStream>>);
+
+impl Crowd {
+    fn connect(&self, count: usize) {
+        self.0.borrow_mut().extend((0..count).map(|_| TcpStream::connect(Form::V4.web()).unwrap()));
+    }
+
+    fn keep_names(&self) -> Result<(), String> {
+        let crowd = self.0.borrow();
+        let shows_pod = |socket: &&TcpStream| socket.peer_addr().unwrap() != Form::V4.web();
+        crowd.iter().find(shows_pod).map_or(Ok(()), |socket| panic!("{socket:?} has lost its name"))
+    }
+
+    /// The agent is to add places: many sockets live, and one finds none.
+    fn need_more(&self, sandbox: &Sandbox) {
+        self.connect(CROWD);
+        replace_owners(sandbox, 0, NOBODY);
+        self.connect(1);
+    }
+}
+
+/// Replaces the owners of places in the first level.
+fn replace_owners(sandbox: &Sandbox, from: u64, to: u64) {
+    let owners = MapData::from_pin(PinDir::new(&sandbox.pin_dir()).object("TCP_OWNERS")).unwrap();
+    let mut owners = Array::<_, u64>::try_from(Map::Array(owners)).unwrap();
+    for place in 0..TCP_PLACES {
+        if owners.get(&place, 0).unwrap() == from {
+            owners.set(place, to, 0).unwrap();
+        }
+    }
+}
+
+fn has_room(sandbox: &Sandbox, expected: u32) -> Result<(), String> {
+    let room = counter(sandbox, "tcp_places_room");
+    if room == u64::from(expected) { Ok(()) } else { Err(format!("room for {room}, not {expected}")) }
+}
+
+#[test]
+fn more_places_with_a_fault_come_later_and_no_connection_loses_its_name() {
+    let world = World::new();
+    let crowd = Crowd::default();
+    world.with_faults(
+        "more places",
+        || {
+            crowd.0.borrow_mut().clear();
+            cproxy(&world.sandbox, &["cleanup"]).success();
+        },
+        || crowd.need_more(&world.sandbox),
+        || crowd.keep_names().and_then(|()| has_room(&world.sandbox, TCP_PLACES + tcp_level_places(1))),
+    );
+}
+
+#[test]
+fn fewer_places_with_a_fault_come_later_and_no_connection_loses_its_name() {
+    let world = World::new();
+    let (crowd, sandbox) = (Crowd::default(), &world.sandbox);
+    world.with_faults(
+        "fewer places",
+        || {
+            crowd.0.borrow_mut().clear();
+            cproxy(sandbox, &["cleanup"]).success();
+            let agent = start_agent(sandbox);
+            crowd.need_more(sandbox);
+            eventually(SYNC, "more places", || has_room(sandbox, TCP_PLACES + tcp_level_places(1)));
+            drop(agent);
+            crowd.0.borrow_mut().clear();
+            replace_owners(sandbox, 0, NOBODY);
+            crowd.connect(HIGH);
+            replace_owners(sandbox, NOBODY, 0);
+            let owners = SocketStates::open(&PinDir::new(&sandbox.pin_dir())).unwrap().tcp_owners().unwrap();
+            let high: BTreeSet<_> =
+                owners.iter().filter(|at| TcpPlaceId(at.place).level() > 0).map(|at| at.owner).collect();
+            assert!(crowd.0.borrow().iter().all(|socket| high.contains(&socket_cookie(socket).unwrap())));
+        },
+        || {},
+        || crowd.keep_names().and_then(|()| has_room(sandbox, TCP_PLACES)),
     );
 }
 
