@@ -348,13 +348,14 @@ pub const TCP_FULL_MESSAGE_BYTES: u32 = TCP_FULL_BYTES / 4 * 3;
 
 /// The two places of a level that a socket with this cookie can claim. The kernel gives each CPU a run of successive
 /// cookies, so the first places of one CPU's sockets lie side by side. Where the runs of two CPUs overlap, the second
-/// places do not.
+/// places do not. Beyond the first level, whose places are those of layout 7, one of the two is even and the other odd:
+/// where each connection comes with an accepted socket, which has a cookie as well, all places are used.
 #[inline(always)]
 #[must_use]
 pub const fn tcp_places(cookie: u64, level: u32) -> [u32; 2] {
     let places = tcp_level_places(level);
     let first = cookie as u32 & (places - 1);
-    [first, first ^ (places / 2)]
+    [first, first ^ (places / 2) ^ (level != 0) as u32]
 }
 
 /// Owner of a place from which, or to which, the agent is moving the peer of the socket with this cookie.

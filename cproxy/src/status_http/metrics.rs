@@ -60,7 +60,7 @@ const fn limit(counter: &'static str, resource: &'static str) -> Row {
 }
 
 /// All of them. Rows of one metric follow each other.
-const ROWS: [Row; 35] = [
+const ROWS: [Row; 36] = [
     row(
         "forwarded",
         "cproxy_connections_total",
@@ -91,6 +91,12 @@ const ROWS: [Row; 35] = [
     limit("affinity_clients_max", "affinity_clients"),
     limit("tcp_places_max", "tcp_places"),
     limit("udp_flows_max", "udp_flows"),
+    row(
+        "tcp_places_room",
+        "cproxy_tcp_places_room",
+        Gauge,
+        "Places that there are now; their limit is reached by need.",
+    ),
     row("tcp_without_place", "cproxy_tcp_without_place_total", Counter, "Connects that found no place for their peer."),
     row("udp_flows_evicted", "cproxy_udp_flows_evicted", Gauge, "Entries of UDP flows that newer ones have evicted."),
     row("tasks_ended", "cproxy_tasks_ended", Gauge, "Background tasks of the agent that have ended, and should not."),

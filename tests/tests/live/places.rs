@@ -400,14 +400,15 @@ fn places_follow_the_connections_up_and_down() {
     // Some find no place in two levels, so that there is a third one.
     let extra = while_asking(&all, || {
         let mut extra = Vec::new();
-        eventually(Duration::from_secs(60), "all levels", || {
+        eventually(Duration::from_secs(180), "all levels", || {
             extra.push(crowd.connect(extra.len()));
             thread::sleep(Duration::from_millis(20));
             let room = counter(sandbox, "tcp_places_room");
             if room == u64::from(TCP_PLACES_MAX) {
                 Ok(())
             } else {
-                Err(format!("{room}, {}", counter(sandbox, "tcp_places")))
+                let [places, without] = ["tcp_places", "tcp_without_place"].map(|name| counter(sandbox, name));
+                Err(format!("{room} places, {places} of them taken, {without} connects without, {} extra", extra.len()))
             }
         });
         extra
@@ -437,7 +438,7 @@ fn places_follow_the_connections_up_and_down() {
     assert_eq!(left.len(), LEFT);
     let mut restless = left.split_off(LEFT / 2);
     while_asking(&left, || {
-        let deadline = Instant::now() + Duration::from_secs(150);
+        let deadline = Instant::now() + Duration::from_secs(180);
         for round in 0.. {
             // Moves of these are cancelled at times.
             restless.iter_mut().for_each(|member| connect_anew(member, &crowd));

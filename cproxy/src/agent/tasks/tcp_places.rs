@@ -245,21 +245,21 @@ impl TcpPlaceSweeper {
 
     /// Has places removed if fewer are enough.
     async fn shrink(&mut self) {
-        let mut in_last = None;
+        let mut before = None;
         loop {
-            match self.resize(TcpPlaceDemand::None).await {
-                // It goes on while peers move.
-                Ok(usage)
-                    if usage.is_shrinking && in_last.replace(usage.taken_in_last) != Some(usage.taken_in_last) => {}
-                Ok(usage) => {
-                    self.looks_at = (usage.further_levels > 0).then(|| Instant::now() + LOOK_INTERVAL);
-                    return;
-                }
+            let usage = match self.resize(TcpPlaceDemand::None).await {
+                Ok(usage) => usage,
                 Err(error) => {
                     tracing::warn!("places of TCP sockets that are not needed stay: {error}");
                     self.looks_at = Some(Instant::now() + LOOK_INTERVAL);
                     return;
                 }
+            };
+            // It goes on while peers move, and with the level below.
+            let progress = (usage.further_levels, usage.is_shrinking, usage.taken_in_last);
+            if usage.further_levels == 0 || before.replace(progress) == Some(progress) {
+                self.looks_at = (usage.further_levels > 0).then(|| Instant::now() + LOOK_INTERVAL);
+                return;
             }
         }
     }
