@@ -35,6 +35,7 @@ pub mod nonce;
 pub mod oci;
 pub mod older;
 pub mod outside;
+pub mod own_files;
 pub mod pinned;
 pub mod population;
 pub mod process;

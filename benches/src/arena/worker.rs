@@ -5,11 +5,13 @@ use std::{
     net::{SocketAddr, TcpStream},
     os::fd::OwnedFd,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use cproxy_tests::own_files::own_files;
 use rustix::{
     io::Errno,
     net::{
@@ -170,9 +172,9 @@ impl Drop for Worker {
 /// # Errors
 /// The parent process has ended.
 pub fn run() -> Result<()> {
-    let (mut connections, mut output) = (Connections::default(), io::stdout().lock());
+    let (mut held, mut output) = (Vec::new(), io::stdout().lock());
     for order in io::stdin().lock().lines() {
-        match carry_out(&order?, &mut connections) {
+        match carry_out(&order?, &mut held) {
             Ok(answer) => writeln!(output, "ok {answer}")?,
             Err(error) => writeln!(output, "error {}", format!("{error:#}").replace('\n', " "))?,
         }
@@ -181,16 +183,11 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Connections of a worker that stay open.
-#[derive(Default)]
-struct Connections {
-    /// To servers that have greeted.
-    held: Vec<BufReader<TcpStream>>,
-    /// To any server.
-    kept: Vec<OwnedFd>,
-}
+/// Connections of one thread, which has a table of descriptors of its own.
+const KEPT_OF_THREAD: u32 = 10_000;
 
-fn carry_out(order: &str, connections: &mut Connections) -> Result<String> {
+/// Carries out an order. `held` are connections to servers that have greeted.
+fn carry_out(order: &str, held: &mut Vec<BufReader<TcpStream>>) -> Result<String> {
     let words: Vec<_> = order.split_whitespace().collect();
     match *words {
         ["connect", times, address] => {
@@ -203,10 +200,8 @@ fn carry_out(order: &str, connections: &mut Connections) -> Result<String> {
         }
         ["keep", count, address] => {
             let (count, address) = (count.parse::<u32>()?, address.parse()?);
-            for _ in 0..count {
-                let socket = socket(address)?;
-                rustix::net::connect(&socket, &address).with_context(|| format!("connecting to {address}"))?;
-                connections.kept.push(socket);
+            for first in (0..count).step_by(KEPT_OF_THREAD as usize) {
+                keep(KEPT_OF_THREAD.min(count - first), address)?;
             }
             Ok(String::new())
         }
@@ -225,12 +220,12 @@ fn carry_out(order: &str, connections: &mut Connections) -> Result<String> {
             let (count, address) = (count.parse::<u32>()?, address.parse()?);
             let names = (0..count).map(|_| {
                 let (name, stream) = greeted(address)?;
-                connections.held.push(stream);
+                held.push(stream);
                 Ok(name)
             });
             Ok(names.collect::<Result<Vec<_>>>()?.join(" "))
         }
-        ["alive"] => Ok(connections.held.drain(..).filter_map(|stream| ping(stream).ok()).count().to_string()),
+        ["alive"] => Ok(held.drain(..).filter_map(|stream| ping(stream).ok()).count().to_string()),
         _ => bail!("no such order: {order}"),
     }
 }
@@ -289,6 +284,30 @@ fn request(address: SocketAddr) -> io::Result<()> {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     if answer.starts_with(ANSWER) { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// Opens connections on a thread that keeps them until this process ends.
+fn keep(count: u32, address: SocketAddr) -> Result<()> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let connections = open_with_own_files(count, address);
+        sender.send(connections.as_ref().map(drop).map_err(|error| anyhow!("{error:#}"))).ok();
+        loop {
+            thread::park();
+        }
+    });
+    receiver.recv().context("a thread has ended")?
+}
+
+fn open_with_own_files(count: u32, address: SocketAddr) -> Result<Vec<OwnedFd>> {
+    // SAFETY: this thread has just begun, and uses descriptors alone that it opens from now on.
+    unsafe { own_files() }.context("a table of descriptors for a thread")?;
+    let connect = |_| {
+        let socket = socket(address)?;
+        rustix::net::connect(&socket, &address).with_context(|| format!("connecting to {address}"))?;
+        Ok(socket)
+    };
+    (0..count).map(connect).collect()
 }
 
 /// A TCP socket whose calls end in time.

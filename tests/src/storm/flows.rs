@@ -76,7 +76,8 @@ impl Flows {
             match timed(|| send_to(&self.socket, self.questions, flow.vip())) {
                 (Ok(()), period) => drop(pending.insert(self.questions, Some((index, period)))),
                 (Err(error), period) if has_no_service(error) => {
-                    record(flow.proceed(history, Outcome::NoService, period)?, flow.form);
+                    let step = flow.proceed(history, Outcome::NoService, period);
+                    record(step.map_err(|reason| format!("{error}: {reason}"))?, flow.form);
                 }
                 (Err(error), _) => return Err(format!("{flow}: {error}")),
             }

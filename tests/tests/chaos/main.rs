@@ -5,8 +5,8 @@
 //! a pause of the workload, the other upgrades from each older agent. The third has a real control plane. An episode of
 //! it begins with an older agent, which the present one replaces under load. Its script then has every fault of
 //! [`script`] of the agent, the API server and the machine at least once, some of them at once. The workload is the
-//! storm of the library and, with a control plane, connections that live until their backends go ([`long`]), and
-//! resolvers ([`resolver`]).
+//! storm of the library, up to 20,000 connections that stay ([`held`]) and, with a control plane, connections that live
+//! until their backends go ([`long`]), and resolvers ([`resolver`]).
 //!
 //! A failure prints its seed; `CPROXY_SEED` repeats the same script. `CPROXY_SOAK=1` makes twenty times as many
 //! connects and five times as many changes, 40 upgrades from each older agent, and plays episodes for an hour.
@@ -21,6 +21,7 @@
 mod agents;
 mod chaos;
 mod cluster;
+mod held;
 mod long;
 mod machine;
 mod objects;
@@ -166,9 +167,20 @@ fn run(
     let _explained = Explained { storm, seed };
     let mut random = Random::new(seed);
     storm.run(&sandbox, seed, || {
-        let mut chaos = Chaos::start(&sandbox, source(&sandbox), storm, first, &mut random);
+        let source = source(&sandbox);
+        source.write("held", held::objects(), false);
+        let mut chaos = Chaos::start(&sandbox, source, storm, first, &mut random);
         storm.begin();
-        work(&sandbox, &mut chaos, &mut random);
+        let (is_over, is_out) = (AtomicBool::new(false), chaos.is_out());
+        thread::scope(|scope| {
+            let _done = Done(&is_over);
+            for thread in 0..held::THREADS {
+                let (sandbox, is_over, is_out) = (&sandbox, &is_over, &is_out);
+                let random = Random::new(seed ^ thread as u64);
+                scope.spawn(move || held::run(storm, sandbox, (thread, random), is_over, is_out));
+            }
+            work(&sandbox, &mut chaos, &mut random);
+        });
     });
     assert!(!storm.has_failed(), "CPROXY_SEED={seed}: {}", storm.failure());
 }

@@ -15,7 +15,10 @@ use cproxy_tests::{
 };
 use serde_json::Value;
 
-use crate::cluster::{Cluster, FRONTENDS_BESIDE, NAMESERVER};
+use crate::{
+    cluster::{Cluster, FRONTENDS_BESIDE, NAMESERVER},
+    held,
+};
 
 /// Source of the objects.
 pub(crate) enum Source<'s> {
@@ -43,7 +46,7 @@ const OF_CLUSTER: Limits = Limits {
     many: 300,
     crowds: 4,
     crowd_largest: 500,
-    frontends_beside: FRONTENDS_BESIDE,
+    frontends_beside: FRONTENDS_BESIDE + held::FRONTENDS,
 };
 
 const OF_MANIFESTS: Limits = Limits {
@@ -51,7 +54,7 @@ const OF_MANIFESTS: Limits = Limits {
     many: MANY,
     crowds: 6,
     crowd_largest: CROWD_LARGEST,
-    frontends_beside: 0,
+    frontends_beside: held::FRONTENDS,
 };
 
 /// Number of crowds in long runs with manifests.

@@ -12,7 +12,6 @@ use cproxy_tests::{
     manifest::{Service, Slice},
     sandbox::Sandbox,
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -37,9 +36,6 @@ const ADDED_MAX_US: f64 = 0.1;
 /// Limit on the ratio to the direct connection in random order.
 const TOUR_MAX: f64 = 1.03;
 
-/// Open files of this process and its workers: both ends of all connections of two peers.
-const FILES: u64 = 4 * 65_536;
-
 /// Only this part of the benchmark.
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let mut report = Report::new("connect");
@@ -51,10 +47,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
 
 /// Adds this part to the benchmark's report, and returns its verdicts; none if it only shows that it works.
 pub(crate) fn add(report: &mut Report, plan: &Plan) -> Result<Vec<Verdict>> {
-    raise_open_files()?;
     let sandbox = Sandbox::new(PREFIX);
     servers::sink(&sandbox, &servers::SINK)?;
-    servers::keeper(&sandbox, &servers::KEPT)?;
+    let _kept = servers::keeper(&sandbox, &servers::KEPT)?;
     let subjects = [servers::SINK, servers::KEPT];
     let mut arena = Arena::new(&sandbox, Cluster::Manifests, &[Peer::Direct, Peer::Cproxy], &subjects)?;
     let (live, tour): (&[u32], u32) = if plan.quick { (&LIVE_QUICK, TOUR_QUICK) } else { (&LIVE, TOUR) };
@@ -62,12 +57,6 @@ pub(crate) fn add(report: &mut Report, plan: &Plan) -> Result<Vec<Verdict>> {
     let all = measure_live(&mut arena, plan, live)?;
     let verdicts = [add_tour(report, &tour), add_live(report, &all, plan)];
     Ok(verdicts.into_iter().flatten().filter(|_| !plan.quick).collect())
-}
-
-fn raise_open_files() -> Result<()> {
-    let limit = getrlimit(Resource::Nofile);
-    let limit = Rlimit { current: Some(FILES), maximum: limit.maximum.map(|maximum| maximum.max(FILES)) };
-    setrlimit(Resource::Nofile, limit).context("raising the limit of open files")
 }
 
 /// Measures beside each number of live connections, which all participants have.

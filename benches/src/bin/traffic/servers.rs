@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -24,6 +24,9 @@ use serde_json::json;
 /// (`net.core.somaxconn`).
 const SINK_BACKLOG: i32 = 4096;
 
+/// Queue length of a listener that keeps connections.
+const KEPT_MAX: i32 = 1 << 17;
+
 /// How long a server may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -39,7 +42,7 @@ pub(crate) const SINK: Subject = Subject {
     is_udp_too: false,
 };
 
-/// A server that accepts connections and keeps them. With several addresses no client runs out of ports.
+/// A server in whose queue connections stay. With several addresses no client runs out of ports.
 pub(crate) const KEPT: Subject = Subject {
     name: "kept",
     vip: address(10, 96, 2, 13, 80),
@@ -139,7 +142,7 @@ pub(crate) fn named_servers(sandbox: &Sandbox, subject: &Subject) -> Vec<Server>
 pub(crate) fn sink(sandbox: &Sandbox, subject: &Subject) -> Result<()> {
     let [backend, ..] = subject.backends else { anyhow::bail!("{} has no backend", subject.name) };
     sandbox.add_address(backend.ip());
-    let listener = sandbox.netns().run(|| std::net::TcpListener::bind(backend)).context("listening")?;
+    let listener = sandbox.netns().run(|| TcpListener::bind(backend)).context("listening")?;
     // A connect(2) that meets a full queue repeats its SYN after a second, which would only measure the scheduler.
     rustix::net::listen(&listener, SINK_BACKLOG).context("listening with a longer queue")?;
     thread::spawn(move || {
@@ -150,20 +153,18 @@ pub(crate) fn sink(sandbox: &Sandbox, subject: &Subject) -> Result<()> {
     Ok(())
 }
 
-/// Accepts connections to all backends of a Service and keeps them until this process ends.
-pub(crate) fn keeper(sandbox: &Sandbox, subject: &Subject) -> Result<()> {
+/// Listeners at all backends of a Service, in whose queues connections stay: they need no descriptors there.
+pub(crate) fn keeper(sandbox: &Sandbox, subject: &Subject) -> Result<Vec<TcpListener>> {
     sandbox.add_addresses(subject.backends.iter().map(SocketAddr::ip));
-    for backend in subject.backends {
-        let listener = sandbox.netns().run(|| std::net::TcpListener::bind(backend)).context("listening")?;
-        rustix::net::listen(&listener, SINK_BACKLOG).context("listening with a longer queue")?;
-        thread::spawn(move || {
-            let mut kept = Vec::new();
-            while let Ok((stream, _)) = listener.accept() {
-                kept.push(stream);
-            }
-        });
-    }
-    Ok(())
+    let listen = |backend| {
+        sandbox.netns().run(|| {
+            fs::write("/proc/sys/net/core/somaxconn", KEPT_MAX.to_string()).context("net.core.somaxconn")?;
+            let listener = TcpListener::bind(backend).context("listening")?;
+            rustix::net::listen(&listener, KEPT_MAX).context("listening with a longer queue")?;
+            Ok(listener)
+        })
+    };
+    subject.backends.iter().map(listen).collect()
 }
 
 /// nginx as it would be deployed, without a log.

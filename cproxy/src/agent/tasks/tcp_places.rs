@@ -39,6 +39,8 @@ const GATHERING: Duration = Duration::from_millis(250);
 const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// Time between two looks whether fewer places are enough.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// Time from a failure to add or remove places to the next attempt.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Decision when to search.
 #[derive(Debug, Default)]
@@ -238,7 +240,7 @@ impl TcpPlaceSweeper {
             Err(error) => {
                 tracing::warn!("TCP sockets get no more places: {error}");
                 self.unmet = Some(living);
-                self.looks_at = Some(Instant::now() + LOOK_INTERVAL);
+                self.looks_at = Some(Instant::now() + RETRY_INTERVAL);
             }
         }
     }
@@ -251,7 +253,7 @@ impl TcpPlaceSweeper {
                 Ok(usage) => usage,
                 Err(error) => {
                     tracing::warn!("places of TCP sockets that are not needed stay: {error}");
-                    self.looks_at = Some(Instant::now() + LOOK_INTERVAL);
+                    self.looks_at = Some(Instant::now() + RETRY_INTERVAL);
                     return;
                 }
             };
