@@ -142,7 +142,7 @@ impl Worker {
         writeln!(self.orders, "{order}").context("a worker has ended")?;
         let mut answer = String::new();
         self.answers.read_line(&mut answer).context("a worker has ended")?;
-        match answer.trim_end().split_once(' ') {
+        match answer.trim_end_matches('\n').split_once(' ') {
             Some(("ok", rest)) => Ok(rest.to_owned()),
             Some(("error", message)) => Err(anyhow!("{message}")),
             _ => bail!("a worker has ended"),

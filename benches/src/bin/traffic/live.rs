@@ -1,6 +1,10 @@
 //! connect(2) beside live connections of the same pod, and to many Services in random order.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use cproxy_benches::{
@@ -11,6 +15,7 @@ use cproxy_benches::{
 use cproxy_tests::{
     manifest::{Service, Slice},
     sandbox::Sandbox,
+    world::counter,
 };
 use serde_json::{Map, Value, json};
 
@@ -36,6 +41,10 @@ const ADDED_MAX_US: f64 = 0.1;
 /// Limit on the ratio to the direct connection in random order.
 const TOUR_MAX: f64 = 1.03;
 
+/// Limit on the wait for places, and the pause between two looks.
+const PLACES_MAX: Duration = Duration::from_secs(90);
+const PLACES_PAUSE: Duration = Duration::from_millis(500);
+
 /// Only this part of the benchmark.
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let mut report = Report::new("connect");
@@ -54,13 +63,13 @@ pub(crate) fn add(report: &mut Report, plan: &Plan) -> Result<Vec<Verdict>> {
     let mut arena = Arena::new(&sandbox, Cluster::Manifests, &[Peer::Direct, Peer::Cproxy], &subjects)?;
     let (live, tour): (&[u32], u32) = if plan.quick { (&LIVE_QUICK, TOUR_QUICK) } else { (&LIVE, TOUR) };
     let tour = measure_tour(&mut arena, plan, tour)?;
-    let all = measure_live(&mut arena, plan, live)?;
+    let all = measure_live(&sandbox, &mut arena, plan, live)?;
     let verdicts = [add_tour(report, &tour), add_live(report, &all, plan)];
     Ok(verdicts.into_iter().flatten().filter(|_| !plan.quick).collect())
 }
 
 /// Measures beside each number of live connections, which all participants have.
-fn measure_live(arena: &mut Arena<'_>, plan: &Plan, live: &[u32]) -> Result<Vec<(u32, Measured)>> {
+fn measure_live(sandbox: &Sandbox, arena: &mut Arena<'_>, plan: &Plan, live: &[u32]) -> Result<Vec<(u32, Measured)>> {
     let (mut all, mut open) = (Vec::new(), 0);
     for &count in live {
         eprintln!("{count} live connections: measuring");
@@ -73,6 +82,7 @@ fn measure_live(arena: &mut Arena<'_>, plan: &Plan, live: &[u32]) -> Result<Vec<
             }
         }
         open = count;
+        wait_for_places(sandbox, arena)?;
         arena.wait_for_rest()?;
         arena.stop();
         let participants = contest::participants_and_bystanders(arena);
@@ -84,6 +94,20 @@ fn measure_live(arena: &mut Arena<'_>, plan: &Plan, live: &[u32]) -> Result<Vec<
         all.push((count, measured));
     }
     Ok(all)
+}
+
+/// Waits until new connections find places for their peers, or cproxy has had the time to make some.
+fn wait_for_places(sandbox: &Sandbox, arena: &mut Arena<'_>) -> Result<()> {
+    let Some(stand) = arena.stands.iter_mut().find(|stand| stand.peer == Peer::Cproxy) else { return Ok(()) };
+    let (deadline, address) = (Instant::now() + PLACES_MAX, stand.address(&servers::SINK));
+    loop {
+        let before = counter(sandbox, "tcp_without_place");
+        stand.worker.connect(BATCH, address)?;
+        if counter(sandbox, "tcp_without_place") == before || Instant::now() > deadline {
+            return Ok(());
+        }
+        thread::sleep(PLACES_PAUSE);
+    }
 }
 
 /// `count` in `parts` parts that differ by one at most.

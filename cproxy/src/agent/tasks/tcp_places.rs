@@ -30,6 +30,8 @@ use crate::mailbox::{Command, Mailbox, TcpPlaceDemand};
 const INTERVAL_MIN: Duration = Duration::from_secs(10);
 /// Time between two searches, as a multiple of the CPU time of the first: they use a third of a percent of one CPU.
 const INTERVAL_FACTOR: u32 = 300;
+/// Time from a search that has added places to the next one: there may be far more connections.
+const GROWTH_INTERVAL: Duration = Duration::from_secs(1);
 /// Least time from a search that has changed nothing, although a socket has found no place, to the next one for that
 /// reason: few connections, and a socket now and then whose places are both taken.
 const IDLE_INTERVAL_MIN: Duration = Duration::from_secs(60);
@@ -71,18 +73,22 @@ impl Pace {
         (self.is_searching, self.usage) = (true, usage);
     }
 
-    fn end(&mut self, kept: Option<u32>, cpu: Duration, now: Instant) {
+    fn end(&mut self, found: Option<&Found>, now: Instant) {
         self.is_searching = false;
-        self.not_before = Some(now + (cpu * INTERVAL_FACTOR).max(INTERVAL_MIN));
+        self.not_before = Some(match found {
+            Some(Found { has_grown: true, .. }) => now + GROWTH_INTERVAL,
+            Some(found) => now + (found.cpu * INTERVAL_FACTOR).max(INTERVAL_MIN),
+            None => now + INTERVAL_MIN,
+        });
         // After a failure the same places are no reason to search again.
-        self.kept = kept.unwrap_or(self.usage.taken);
+        self.kept = found.map_or(self.usage.taken, |found| found.kept);
     }
 
-    /// When the next message of the programs counts, after a search that has freed `freed` places.
-    fn heeds_message_from(&self, freed: usize, now: Instant) -> Instant {
-        let has_changed = freed > 0 || self.latest.room() != self.usage.room();
+    /// When the next message of the programs counts, after a search.
+    fn heeds_message_from(&self, found: Option<&Found>, now: Instant) -> Instant {
+        let has_changed = found.is_some_and(|found| found.freed > 0 || found.has_grown);
         let is_idle = !has_changed && self.latest.taken < self.latest.room() / 4;
-        let at_least = now + if is_idle { IDLE_INTERVAL_MIN } else { INTERVAL_MIN };
+        let at_least = if is_idle { now + IDLE_INTERVAL_MIN } else { now };
         self.not_before.map_or(at_least, |not_before| not_before.max(at_least))
     }
 }
@@ -128,20 +134,22 @@ impl TcpPlaceWatch {
     /// Ends a search. Returns when the next message of the programs counts.
     fn end(&self, found: Option<&Found>) -> Instant {
         self.searches.fetch_add(1, Ordering::Relaxed);
-        let cpu = found.map_or(Duration::ZERO, |found| found.cpu);
         self.with_pace(|pace| {
             let now = Instant::now();
-            pace.end(found.map(|found| found.kept), cpu, now);
-            pace.heeds_message_from(found.map_or(0, |found| found.freed), now)
+            pace.end(found, now);
+            pace.heeds_message_from(found, now)
         })
     }
 }
 
 /// Result of a search.
+#[derive(Clone, Copy, Debug, Default)]
 struct Found {
     freed: usize,
     kept: u32,
     cpu: Duration,
+    /// Whether it has added places.
+    has_grown: bool,
 }
 
 /// Background task that searches.
@@ -183,7 +191,7 @@ impl TcpPlaceSweeper {
                 () = sleep_until_some(self.looks_at) => {
                     self.looks_at = None;
                     match self.unmet.take() {
-                        Some(living) => self.grow(living).await,
+                        Some(living) => drop(self.grow(living).await),
                         None => self.shrink().await,
                     }
                 }
@@ -213,9 +221,7 @@ impl TcpPlaceSweeper {
     async fn sweep(&mut self) -> Result<Found, String> {
         let pins = self.pins.clone();
         let missing = blocking(move || sockets::find_missing_owners(&pins)).await?;
-        if self.watch.with_pace(|pace| pace.is_full) {
-            self.grow(missing.kept()).await;
-        }
+        let has_grown = self.watch.with_pace(|pace| pace.is_full) && self.grow(missing.kept()).await;
         if !missing.is_empty() {
             sleep(MissingOwners::PAUSE).await;
         }
@@ -227,20 +233,24 @@ impl TcpPlaceSweeper {
             let command = |sender| Command::FreeTcpPlaces(places, sender);
             self.mailbox.order(command).await.map_err(|error| error.to_string())??;
         }
-        Ok(Found { freed, kept, cpu })
+        Ok(Found { freed, kept, cpu, has_grown })
     }
 
-    /// Has places added if there are so many connections that further ones may find none.
-    async fn grow(&mut self, living: u32) {
+    /// Has places added if there are so many connections that further ones may find none. Returns whether there are more.
+    async fn grow(&mut self, living: u32) -> bool {
+        let before = self.watch.with_pace(|pace| pace.usage.room());
         match self.resize(TcpPlaceDemand::More { living }).await {
-            Ok(usage) if usage.further_levels > 0 => {
-                self.looks_at.get_or_insert_with(|| Instant::now() + LOOK_INTERVAL);
+            Ok(usage) => {
+                if usage.further_levels > 0 {
+                    self.looks_at.get_or_insert_with(|| Instant::now() + LOOK_INTERVAL);
+                }
+                usage.room() > before
             }
-            Ok(_) => {}
             Err(error) => {
                 tracing::warn!("TCP sockets get no more places: {error}");
                 self.unmet = Some(living);
                 self.looks_at = Some(Instant::now() + RETRY_INTERVAL);
+                false
             }
         }
     }
@@ -326,16 +336,20 @@ mod tests {
     fn searches_follow_one_another_at_a_distance_that_depends_on_their_cost() {
         let (start, full) = (Instant::now(), usage(TCP_PLACES, 7));
         let mut pace = Pace::default();
+        let found = |cpu_ms| Found { cpu: Duration::from_millis(cpu_ms), ..Found::default() };
         pace.begin(full);
         assert!(!pace.is_due(full, start), "a search is under way");
-        pace.end(Some(0), Duration::from_millis(1), start);
+        pace.end(Some(&found(1)), start);
         assert!(!pace.is_due(full, start) && pace.is_due(full, start + INTERVAL_MIN));
         pace.begin(full);
-        pace.end(Some(0), Duration::from_secs(1), start);
+        pace.end(Some(&found(1_000)), start);
         let later = start + Duration::from_secs(300);
         assert!(!pace.is_due(full, later - Duration::from_millis(1)) && pace.is_due(full, later));
         pace.begin(full);
-        pace.end(None, Duration::ZERO, start);
+        pace.end(Some(&Found { has_grown: true, ..found(1_000) }), start);
+        assert!(!pace.is_due(full, start) && pace.is_due(full, start + GROWTH_INTERVAL), "there may be more to come");
+        pace.begin(full);
+        pace.end(None, start);
         assert!(!pace.is_due(full, later), "it would fail again");
         assert!(pace.is_due(usage(TCP_PLACES, 8), later));
     }
@@ -344,15 +358,13 @@ mod tests {
     fn messages_count_for_less_where_few_places_are_taken_and_nothing_changes() {
         let now = Instant::now();
         let few = usage(TCP_PLACES / 4 - 1, 7);
-        let mut pace = Pace { latest: few, usage: few, ..Pace::default() };
-        assert_eq!(pace.heeds_message_from(0, now), now + IDLE_INTERVAL_MIN);
-        assert_eq!(pace.heeds_message_from(1, now), now + INTERVAL_MIN, "there may be more to free");
-        pace.not_before = Some(now + 2 * INTERVAL_MIN);
-        assert_eq!(pace.heeds_message_from(1, now), now + 2 * INTERVAL_MIN, "no search is due before");
-        pace.not_before = None;
+        let (idle, freed) = (Found::default(), Found { freed: 1, ..Found::default() });
+        let mut pace = Pace { latest: few, usage: few, not_before: Some(now + INTERVAL_MIN), ..Pace::default() };
+        let heeds = |pace: &Pace, found: &Found| pace.heeds_message_from(Some(found), now);
+        assert_eq!(heeds(&pace, &idle), now + IDLE_INTERVAL_MIN);
+        assert_eq!(heeds(&pace, &freed), now + INTERVAL_MIN, "there may be more to free");
+        assert_eq!(heeds(&pace, &Found { has_grown: true, ..idle }), now + INTERVAL_MIN, "and to add");
         pace.latest = usage(TCP_PLACES / 4, 7);
-        assert_eq!(pace.heeds_message_from(0, now), now + INTERVAL_MIN, "more places may be needed");
-        pace.latest = TcpPlacesUsage { further_levels: 1, ..few };
-        assert_eq!(pace.heeds_message_from(0, now), now + INTERVAL_MIN, "and were added");
+        assert_eq!(heeds(&pace, &idle), now + INTERVAL_MIN, "more places may be needed");
     }
 }
