@@ -141,7 +141,6 @@ pub(crate) const SUITES: [Suite; 8] = [
             Case::new("hit, again on one socket", Attached::Cproxy, |peers, meter| {
                 udp(&client_of_service(peers)?, meter, peers.vip())
             }),
-            Case::new("refusal", Attached::Cproxy, refuse_connect),
         ],
         new_state: None,
     },
@@ -295,11 +294,6 @@ fn client_of_service(peers: &Peers) -> io::Result<UdpSocket> {
     let client = peers.client()?;
     client.connect(peers.vip())?;
     Ok(client)
-}
-
-fn refuse_connect(peers: &Peers, meter: &Meter<'_>) -> Result<f64> {
-    let client = peers.client()?;
-    meter.measure(|_| refused(client.connect(peers.down())))
 }
 
 /// `sendto()` on fresh sockets.

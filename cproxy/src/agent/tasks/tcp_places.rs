@@ -236,7 +236,7 @@ impl TcpPlaceSweeper {
         Ok(Found { freed, kept, cpu, has_grown })
     }
 
-    /// Has places added if there are so many connections that further ones may find none. Returns whether there are more.
+    /// Has places added if so many connections live that others may find none. Returns whether there are more.
     async fn grow(&mut self, living: u32) -> bool {
         let before = self.watch.with_pace(|pace| pace.usage.room());
         match self.resize(TcpPlaceDemand::More { living }).await {
