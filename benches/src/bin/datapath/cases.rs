@@ -87,7 +87,7 @@ pub(crate) enum Subject {
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) subject: Subject,
-    /// Measured hook, without its family.
+    /// Measured hook, without its family if there is one for each.
     pub(crate) hook: &'static str,
     pub(crate) cases: &'static [Case],
     /// Indices of the two cases whose difference is the cost of creating a socket's state.
@@ -97,19 +97,22 @@ pub(crate) struct Suite {
 impl Suite {
     /// Name of the hook's link in one family.
     pub(crate) fn hook_in(&self, family: Family) -> String {
-        format!("{}{}", self.hook, family.digit())
+        if self.hook == RELEASE { RELEASE.to_owned() } else { format!("{}{}", self.hook, family.digit()) }
     }
 }
 
 /// Limit on the ratio to the empty program for a program with nothing to do.
 const MISS_MAX: f64 = 2.0;
 
+/// The only hook of both families.
+const RELEASE: &str = "sock_release";
+
 const EMPTY: &str = "empty program";
 /// Name of the case for whole calls to the Service.
 pub(crate) const TO_SERVICE: &str = "to the ClusterIP";
 
 /// All suites.
-pub(crate) const SUITES: [Suite; 8] = [
+pub(crate) const SUITES: [Suite; 9] = [
     Suite {
         name: "TCP",
         subject: Subject::Program,
@@ -184,6 +187,21 @@ pub(crate) const SUITES: [Suite; 8] = [
             Case::new("miss", Attached::Cproxy, |peers, meter| peer_name(peers, meter, peers.pod_udp()))
                 .at_most(MISS_MAX),
             Case::new("hit", Attached::Cproxy, |peers, meter| peer_name(peers, meter, peers.vip())),
+        ],
+        new_state: None,
+    },
+    Suite {
+        name: "TCP",
+        subject: Subject::Program,
+        hook: RELEASE,
+        cases: &[
+            Case::new(EMPTY, Attached::Empty, |peers, meter| close_all(peers, meter, Peers::pod_tcp)),
+            Case::new("miss, connected to pods", Attached::Cproxy, |peers, meter| {
+                close_all(peers, meter, Peers::pod_tcp)
+            }),
+            Case::new("hit, connected to the ClusterIP", Attached::Cproxy, |peers, meter| {
+                close_all(peers, meter, |peers, _| peers.vip())
+            }),
         ],
         new_state: None,
     },
@@ -267,6 +285,20 @@ fn tcp_life(peers: &Peers, meter: &Meter<'_>, target: fn(&Peers, usize) -> Socke
     let result = meter.measure(|number| Ok(connect(tcp_socket(peers)?, &target(peers, number))?))?;
     accept_all(peers)?;
     Ok(result)
+}
+
+/// `close()` of connected sockets.
+fn close_all(peers: &Peers, meter: &Meter<'_>, target: fn(&Peers, usize) -> SocketAddr) -> Result<f64> {
+    let sockets = tcp_sockets(peers)?;
+    for (number, socket) in sockets.iter().enumerate() {
+        connect(socket, &target(peers, number))?;
+    }
+    accept_all(peers)?;
+    let mut sockets = sockets.into_iter();
+    meter.measure(|_| {
+        drop(sockets.next());
+        Ok(())
+    })
 }
 
 /// Accepts and closes a block's connections.

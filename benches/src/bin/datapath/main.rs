@@ -198,6 +198,9 @@ fn measure_subject(programs: &mut Programs, columns: &mut [Column<'_>], subject:
 impl Column<'_> {
     fn title(&self) -> String {
         match self.suite.subject {
+            Subject::Program if self.hook == self.suite.hook => {
+                format!("{}, {}, IPv{}", self.hook, self.suite.name, self.peers.family.digit())
+            }
             Subject::Program => format!("{}, {}", self.hook, self.suite.name),
             Subject::Call => format!("{}, IPv{}", self.suite.name, self.peers.family.digit()),
         }
