@@ -9,5 +9,6 @@ pub mod paired;
 pub mod plot;
 pub mod report;
 pub mod rest;
+pub mod start;
 pub mod subject;
 pub mod summary;

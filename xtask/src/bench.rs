@@ -185,8 +185,8 @@ impl Selection {
         match self {
             Self::Connect | Self::Request | Self::Wrk | Self::Redis | Self::RedisCluster => Requirements::Programs,
             Self::Rolling | Self::Udp | Self::Balance | Self::Guest | Self::SmallGuest => Requirements::Programs,
-            Self::Agent | Self::Propagation | Self::Fanout | Self::Relay => Requirements::ControlPlane,
-            Self::Datapath | Self::Start | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
+            Self::Agent | Self::Start | Self::Propagation | Self::Fanout | Self::Relay => Requirements::ControlPlane,
+            Self::Datapath | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
         }
     }
 
@@ -198,7 +198,7 @@ impl Selection {
         command.args(has_subcommands.then(|| self.name())).args(arguments);
         let agent = AGENT.build()?.shipped;
         command.env(AGENT.variable, &agent);
-        if let Self::Relay = self {
+        if let Self::Start | Self::Relay = self {
             command.env(RELAY.variable, RELAY.build()?.shipped);
         }
         if self.needs() >= Requirements::Programs {

@@ -1,27 +1,32 @@
-//! Time from the agent's start to a complete table, phase by phase. The agent reads manifests, so that no network takes
-//! part; an API server would add the time of its answers.
+//! Time from the agent's start to a complete table, phase by phase, and its CPU time: from manifests, so that no network
+//! takes part, from an API server, and through a relay.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use cproxy_benches::{
+    node,
     plot::{Axis, Chart, Series},
     report::{Report, Table, check_output},
+    start,
     summary::Summary,
 };
 use cproxy_tests::{
+    control_plane::{ControlPlane, NODE},
     manifest,
     population::Shape,
-    process::{Agent, cproxy, cproxy_binary},
+    process::{Agent, cproxy_binary},
+    relay_server::{RelayServer, RunningRelay, relay_binary},
     sandbox::Sandbox,
+    writer::Writer,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 const PREFIX: &str = "cproxy-bench";
 
-/// Limit on a start, longer than any start takes.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// Address of the relay.
+const RELAY: &str = "127.0.0.1:7443";
 
 /// Command line.
 #[derive(Parser)]
@@ -30,7 +35,10 @@ struct Arguments {
     /// Number of Services, and of endpoints of each; may be repeated
     #[arg(long = "shape", value_name = "SERVICESxENDPOINTS", default_values = ["100x10", "5000x10"])]
     shapes: Vec<Shape>,
-    /// Number of starts
+    /// Source of the objects; may be repeated; default: all
+    #[arg(long = "source", value_name = "SOURCE")]
+    sources: Vec<Source>,
+    /// Number of starts from each source
     #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
     /// A small shape, two starts: only shows that everything works
@@ -41,16 +49,25 @@ struct Arguments {
     output: Option<PathBuf>,
 }
 
+/// Source of the objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Source {
+    Manifests,
+    ApiServer,
+    Relay,
+}
+
 const READY: &str = "ready_ms";
 
-/// Fields of the log line `ready`, with their meanings.
-const PHASES: [(&str, &str); 6] = [
+/// Fields of a start, with their meanings.
+const FIELDS: [(&str, &str); 7] = [
     (READY, "from the start to ready"),
     ("prepare_ms", "  input and the machine's state"),
     ("install_ms", "  programs verified and attached"),
     ("open_ms", "  maps opened"),
     ("list_ms", "  lists complete"),
     ("write_ms", "  table written"),
+    (start::CPU, "CPU time"),
 ];
 
 fn main() -> Result<()> {
@@ -59,15 +76,23 @@ fn main() -> Result<()> {
     if arguments.quick {
         (arguments.shapes, arguments.starts) = (vec![Shape::new(20, 5)], 2);
     }
+    if arguments.sources.is_empty() {
+        arguments.sources = Source::value_variants().to_vec();
+    }
     let mut report = Report::new("start");
     report.add_version("cproxy", cproxy_binary(), &["version"]);
+    if arguments.sources.contains(&Source::Relay) {
+        report.add_version("cproxy-relay", relay_binary(), &["version"]);
+    }
     let mut samples = Map::new();
     let mut series = Vec::new();
     for &shape in &arguments.shapes {
-        let starts = starts(shape, arguments.starts)?;
-        series.push(Series::distribution(shape.to_string(), times(&starts, READY)));
-        report.tables.push(table(shape, &starts)?);
-        samples.insert(shape.to_string(), starts.into());
+        for (source, starts) in starts(shape, &arguments.sources, arguments.starts)? {
+            let name = format!("{shape}, {}", source.title());
+            series.push(Series::distribution(name.clone(), times(&starts, READY)));
+            report.tables.push(table(shape, source, &starts)?);
+            samples.insert(name, starts.into());
+        }
     }
     report.charts.push(Chart {
         name: "ready".to_owned(),
@@ -78,45 +103,85 @@ fn main() -> Result<()> {
     });
     report.samples = samples.into();
     report.notes.push(format!(
-        "{} starts of `cproxy run --manifests`, one after the other, each on a machine without pins or files of \
-         cproxy. The times are those in the agent's log; they leave out the operating system's time to start the \
-         process. If the agent is in a memory cgroup, the child that installs the programs first leaves that cgroup \
-         and waits for a grace period of the kernel: about 10 ms, which guests without an init system do not pay.",
+        "{} starts of `cproxy run` from each source, one after the other and the sources in turn, each on a machine \
+         without pins or files of cproxy. The times are those in the agent's log; they leave out the operating \
+         system's time to start the process. CPU time is that of the agent and of the child that installs the \
+         programs, which the kernel counts in steps of 10 ms. API server, relay and agent share the machine. If the \
+         agent is in a memory cgroup, the child first leaves that cgroup and waits for a grace period of the kernel: \
+         about 10 ms, which guests without an init system do not pay.",
         arguments.starts
     ));
     report.finish(arguments.quick, arguments.output.as_deref())
 }
 
-/// Times of each start, from the log.
-fn starts(shape: Shape, count: u32) -> Result<Vec<Value>> {
+/// Starts from each source, in turn.
+fn starts(shape: Shape, sources: &[Source], count: u32) -> Result<Vec<(Source, Vec<Value>)>> {
     let sandbox = Sandbox::new(PREFIX);
     manifest::write(&sandbox.manifest_dir(), "all.json", shape.objects(0..shape.services));
-    let start = |number| {
-        eprintln!("{shape}: start {number}");
-        let agent = Agent::new(&sandbox).manifests(sandbox.manifest_dir()).args(["--log-format", "json"]);
-        let (mut agent, _) = agent.start_and_time(TIMEOUT);
-        agent.stop();
-        cproxy(&sandbox, &["cleanup"]).success();
-        let log = agent.log();
-        let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let line = lines.find(|line| line.get("ready_ms").is_some()).context("no line of the log says `ready`")?;
-        Ok(PHASES.iter().map(|(field, _)| ((*field).to_owned(), json!(line.get(field)))).collect::<Map<_, _>>().into())
-    };
-    (1..=count).map(start).collect()
+    let has_servers = sources.iter().any(|source| *source != Source::Manifests);
+    let control_plane = has_servers.then(|| control_plane(&sandbox, shape));
+    let relay = control_plane.as_ref().filter(|_| sources.contains(&Source::Relay)).map(|of| relay(&sandbox, of));
+    let mut all: Vec<_> = sources.iter().map(|&source| (source, Vec::new())).collect();
+    for number in 1..=count {
+        for (source, starts) in &mut all {
+            eprintln!("{shape} from {}: start {number}", source.title());
+            let found = start::measure(&sandbox, source.agent(&sandbox, control_plane.as_ref())?)?;
+            let fields = FIELDS.iter().map(|(field, _)| ((*field).to_owned(), found.get(*field).cloned().into()));
+            starts.push(fields.collect::<Map<_, _>>().into());
+        }
+    }
+    drop(relay);
+    Ok(all)
 }
 
-/// One phase of all starts.
+fn control_plane(sandbox: &Sandbox, shape: Shape) -> ControlPlane<'_> {
+    let control_plane = ControlPlane::start(sandbox);
+    node::create(sandbox, &control_plane);
+    eprintln!("{shape}: creating the objects");
+    Writer::new(&control_plane).create(shape.objects(0..shape.services));
+    control_plane
+}
+
+fn relay<'s>(sandbox: &'s Sandbox, control_plane: &ControlPlane<'_>) -> RunningRelay {
+    let relay = RelayServer::new(sandbox).kubeconfig(control_plane.admin_kubeconfig()).listen(RELAY);
+    relay.without_authentication().start()
+}
+
+impl Source {
+    fn title(self) -> &'static str {
+        match self {
+            Self::Manifests => "manifests",
+            Self::ApiServer => "API server",
+            Self::Relay => "relay",
+        }
+    }
+
+    /// An agent that reads the objects here.
+    fn agent<'s>(self, sandbox: &'s Sandbox, control_plane: Option<&ControlPlane<'_>>) -> Result<Agent<'s>> {
+        let agent = Agent::new(sandbox);
+        if self == Self::Manifests {
+            return Ok(agent.manifests(sandbox.manifest_dir()));
+        }
+        let control_plane = control_plane.context("there is no control plane")?;
+        let url = if self == Self::Relay { format!("http://{RELAY}") } else { control_plane.server_url() };
+        let agent = agent.kubeconfig(control_plane.agent_kubeconfig());
+        Ok(agent.args(["--apiserver", &url, "--node-name", NODE]))
+    }
+}
+
+/// One field of all starts.
 fn times(starts: &[Value], field: &str) -> impl Iterator<Item = f64> {
     starts.iter().filter_map(move |start| start.get(field)?.as_f64())
 }
 
-fn table(shape: Shape, starts: &[Value]) -> Result<Table> {
+fn table(shape: Shape, source: Source, starts: &[Value]) -> Result<Table> {
     let row = |&(field, meaning): &(&str, &str)| {
         Ok((meaning.to_owned(), Summary::of(times(starts, field)).context("there are no samples")?.cells(1)))
     };
+    let title = format!("{} Services with {} endpoints each, {}, ms", shape.services, shape.endpoints, source.title());
     Ok(Table {
-        title: format!("{} Services with {} endpoints each, ms", shape.services, shape.endpoints),
+        title,
         columns: Summary::COLUMNS.map(str::to_owned).into(),
-        rows: PHASES.iter().map(row).collect::<Result<_>>()?,
+        rows: FIELDS.iter().map(row).collect::<Result<_>>()?,
     })
 }

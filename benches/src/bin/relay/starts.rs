@@ -1,21 +1,16 @@
 //! The agent's start through a relay, beside its start from the API server.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result};
+use cproxy_benches::start;
 use cproxy_tests::{
     control_plane::{ADDRESS, NODE, PORT},
     kube_proxy::nft,
     population::Shape,
-    process::{Agent, cproxy},
-    usage::cpu_time,
+    process::Agent,
 };
 use serde_json::Value;
 
 use crate::place::Place;
-
-/// Limit on a start, longer than any takes.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Source of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +26,7 @@ pub(crate) struct Start {
     pub(crate) ready_ms: f64,
     pub(crate) list_ms: f64,
     pub(crate) cpu_ms: f64,
-    /// Bytes of packets from the server.
+    /// Bytes of packets from the server, until the agent has ended.
     pub(crate) bytes: u64,
 }
 
@@ -70,18 +65,12 @@ fn start(place: &Place<'_>, source: Source) -> Result<Start> {
         }
     };
     let agent = Agent::new(place.sandbox).kubeconfig(place.control_plane.agent_kubeconfig());
-    let agent = agent.args(["--apiserver", &url, "--node-name", NODE, "--log-format", "json"]);
+    let agent = agent.args(["--apiserver", &url, "--node-name", NODE]);
     let before = sent_bytes(place, &port)?;
-    let (mut agent, _) = agent.start_and_time(TIMEOUT);
-    let cpu = cpu_time(agent.pid());
+    let found = start::measure(place.sandbox, agent)?;
     let bytes = sent_bytes(place, &port)? - before;
-    agent.stop();
-    cproxy(place.sandbox, &["cleanup"]).success();
-    let log = agent.log();
-    let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let line = lines.find(|line| line.get("ready_ms").is_some()).context("no line of the log says `ready`")?;
-    let field = |name: &str| line.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN);
-    Ok(Start { ready_ms: field("ready_ms"), list_ms: field("list_ms"), cpu_ms: cpu.as_secs_f64() * 1_000.0, bytes })
+    let field = |name: &str| found.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN);
+    Ok(Start { ready_ms: field("ready_ms"), list_ms: field("list_ms"), cpu_ms: field(start::CPU), bytes })
 }
 
 /// Starts to count the bytes that API server and relay send to clients.
