@@ -205,7 +205,7 @@ impl Claims {
 
     fn mark_contested(&mut self, frontend: Frontend) {
         let claims = self.frontends.claims(frontend);
-        let is_contested = claims.len() > 1 || self.of(frontend).len() != claims.len();
+        let is_contested = claims.len() > 1 || self.that_count(frontend.address, claims).len() != claims.len();
         let was_contested =
             if is_contested { !self.contested.insert(frontend) } else { self.contested.remove(&frontend) };
         self.revision += u64::from(is_contested || was_contested);

@@ -141,8 +141,7 @@ impl TablePlanner {
 
     /// Grows the map, or evicts frontends of a lower rank.
     fn grow_or_evict(&mut self, changes: &mut Changes, batch: &mut Batch<'_>) {
-        let new_addresses: usize =
-            [Rank::ApiServer, Rank::ClusterIp].into_iter().map(|rank| self.new_addresses(batch, rank)).sum();
+        let new_addresses = self.new_addresses(&batch.cluster_ips).count();
         let needed = changes.inserted.len() + new_addresses;
         if needed == 0 {
             return;
@@ -156,7 +155,8 @@ impl TablePlanner {
         // Each round makes room for its rank and the better ones.
         for rank in [Rank::ApiServer, Rank::ClusterIp] {
             let new = changes.inserted.iter().filter(|(other, ..)| *other <= rank).count();
-            let ips = if rank == Rank::ClusterIp { new_addresses } else { self.new_addresses(batch, rank) };
+            let ips =
+                if rank == Rank::ClusterIp { new_addresses } else { self.new_addresses_of(rank, &batch.cluster_ips) };
             let excess = (new + ips).saturating_sub(self.free_elements());
             self.evict(excess, rank, changes, batch);
         }
@@ -165,7 +165,7 @@ impl TablePlanner {
         for rank in [Rank::ApiServer, Rank::ClusterIp, Rank::External] {
             unfit.append(&mut changes.keep(rank, left));
             left -= changes.of_rank(rank);
-            left = left.saturating_sub(self.new_addresses(batch, rank));
+            left = left.saturating_sub(self.new_addresses_of(rank, &batch.cluster_ips));
         }
         self.report_unplaced(unfit, &self.capacity_message());
     }
@@ -187,17 +187,17 @@ impl TablePlanner {
         format!("no room for more than {} frontends", self.limits.frontends)
     }
 
-    /// Number of ClusterIPs of a rank whose addresses the batch will write.
-    fn new_addresses(&self, batch: &Batch<'_>, rank: Rank) -> usize {
-        if self.phase == Phase::Bootstrap {
-            return 0;
-        }
+    /// ClusterIPs whose addresses a batch will write that has touched these.
+    fn new_addresses<'a>(&'a self, touched: &'a BTreeSet<Address>) -> impl Iterator<Item = Address> + 'a {
         let cluster_ips = &self.claims.cluster_ips;
-        let is_new = |address: &&Address| {
-            cluster_ips.change(**address) == AddressChange::Put && self.address_rank(**address) == rank
-        };
-        let waiting = cluster_ips.unplaced.keys().filter(|address| !batch.cluster_ips.contains(address));
-        batch.cluster_ips.iter().chain(waiting).filter(is_new).count()
+        let waiting = cluster_ips.unplaced.keys().filter(move |address| !touched.contains(address));
+        let all = touched.iter().chain(waiting).copied().filter(|_| self.phase != Phase::Bootstrap);
+        all.filter(move |&address| cluster_ips.change(address) == AddressChange::Put)
+    }
+
+    /// Number of those of a rank.
+    fn new_addresses_of(&self, rank: Rank, touched: &BTreeSet<Address>) -> usize {
+        self.new_addresses(touched).filter(|&address| self.address_rank(address) == rank).count()
     }
 
     /// Set that a frontend should have: that of the first claim whose set could be published. A set that is inherited
@@ -260,8 +260,7 @@ impl TablePlanner {
     /// in the filter.
     fn before_insertion(&mut self, address: Address, batch: &mut Batch<'_>) {
         self.drain_if_freed(batch);
-        self.order.filter.add(address);
-        batch.ops.extend(self.order.filter.widen().map(Op::SetFilter));
+        batch.ops.extend(self.order.filter.widen_for(address).map(Op::SetFilter));
     }
 
     pub(super) fn drain_if_freed(&mut self, batch: &mut Batch<'_>) {

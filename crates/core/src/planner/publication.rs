@@ -56,13 +56,10 @@ impl TablePlanner {
         content: &SetContent,
         batch: &mut Batch<'_>,
     ) -> Result<(), PublicationError> {
-        if self.sets.get(key).is_none() {
-            self.sets.adopt(key, frontend, &self.claims);
-        }
-        if self.sets.get(key).is_none() {
-            self.inherit_set(key, frontend, batch);
-        }
-        if self.sets.get(key).is_some() {
+        let is_there = self.sets.get(key).is_some()
+            || self.sets.adopt(key, frontend, &self.claims)
+            || self.inherit_set(key, frontend, batch);
+        if is_there {
             self.change(key, content, batch).map_err(|error| error.and("its last backends stay"))
         } else {
             self.create(key, content, batch).map_err(|error| error.and("this port is not served"))
@@ -71,18 +68,20 @@ impl TablePlanner {
 
     /// Takes over the set of a Service port that goes in this batch, if all its frontends move to this port, as when a
     /// port is renamed. The frontends then need no write. A program may still hold the set's id from a frontend that
-    /// was deleted earlier; it must not find another Service's backends there.
-    fn inherit_set(&mut self, key: &BackendSetKey, frontend: Frontend, batch: &mut Batch<'_>) {
-        let Some(predecessor) = batch.gone_from.get(&frontend).cloned() else { return };
-        let Some(id) = self.sets.get(&predecessor).map(|set| set.id) else { return };
+    /// was deleted earlier; it must not find another Service's backends there. Returns whether it was taken over.
+    fn inherit_set(&mut self, key: &BackendSetKey, frontend: Frontend, batch: &mut Batch<'_>) -> bool {
+        let Some(predecessor) = batch.gone_from.get(&frontend).cloned() else { return false };
+        let Some(id) = self.sets.get(&predecessor).map(|set| set.id) else { return false };
         let claims = &self.claims;
         let is_own = |&frontend: &Frontend| {
             claims.owner(frontend).as_ref() == Some(key) && claims.frontends.set(frontend) == Some(id)
         };
-        if batch.gone.get(&predecessor).is_some_and(|gone| gone.iter().all(is_own)) {
+        let may_inherit = batch.gone.get(&predecessor).is_some_and(|gone| gone.iter().all(is_own));
+        if may_inherit {
             self.drain_if_freed(batch);
             self.sets.inherit(key, &predecessor);
         }
+        may_inherit
     }
 
     fn create(

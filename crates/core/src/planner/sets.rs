@@ -123,15 +123,17 @@ impl BackendSets {
     }
 
     /// Takes over the set that a frontend has had since before the restart, if every frontend that leads to it belongs
-    /// to this Service port: its new content must not serve another port's frontend.
-    pub(super) fn adopt(&mut self, key: &BackendSetKey, frontend: Frontend, claims: &Claims) {
-        let Some(id) = claims.frontends.set(frontend) else { return };
+    /// to this Service port: its new content must not serve another port's frontend. Returns whether it was taken over.
+    pub(super) fn adopt(&mut self, key: &BackendSetKey, frontend: Frontend, claims: &Claims) -> bool {
+        let Some(id) = claims.frontends.set(frontend) else { return false };
         let is_own = |&frontend: &Frontend| claims.owner(frontend).as_ref() == Some(key);
         if self.orphans.get(&id).is_some_and(|orphan| orphan.is_sound && orphan.frontends.iter().all(is_own))
             && let Some(orphan) = self.orphans.remove(&id)
         {
             self.by_key.insert(key.clone(), orphan.set);
+            return true;
         }
+        false
     }
 
     /// Puts written members in force; the slots of the previous ones wait for a grace period.

@@ -63,6 +63,17 @@ impl FilterCounts {
         }
     }
 
+    /// Adds a key with this address. Returns the filter to write before it, if it must change.
+    pub(super) fn widen_for(&mut self, address: Address) -> Option<Filter> {
+        self.add(address);
+        let bit = (self.bit_of)(address);
+        let written = match address.family() {
+            Family::V4 => self.written.v4,
+            Family::V6 => self.written.v6,
+        };
+        if written & bit == 0 { self.widen() } else { None }
+    }
+
     /// Removes a key with this address.
     pub(super) fn remove(&mut self, address: Address) {
         if let Some(count) = self.count(address) {
