@@ -1,6 +1,7 @@
 //! Desired table, as a pure function of the store's rows.
 
 use std::{
+    cell::OnceCell,
     cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -111,13 +112,15 @@ pub const SERVICE_FRONTENDS_MAX: usize = 65_536;
 
 /// Frontends of a Service and the sets that they lead to. Each is computed on demand: all of them would be ports times
 /// addresses times endpoints.
-pub(super) struct DesiredRows {
+pub(super) struct DesiredRows<'a> {
+    store: &'a Store,
+    name: &'a Arc<ServiceName>,
     row: ServiceRow,
     /// Addresses of the Service: ClusterIPs first, each part sorted by address.
     addresses: Vec<(Address, FrontendSource, Scope)>,
     node_ips: Vec<Address>,
-    slices: Vec<SliceRow>,
-    zone: Option<Arc<str>>,
+    /// Slices, once members are asked for.
+    slices: OnceCell<Vec<SliceRow>>,
 }
 
 /// One frontend of a Service.
@@ -128,20 +131,14 @@ pub(super) struct DesiredFrontend<'a> {
     pub(super) scope: Scope,
 }
 
-impl DesiredRows {
+impl<'a> DesiredRows<'a> {
     /// Desired rows of a Service of the store; `None` if the store does not have it.
-    pub(super) fn new(store: &Store, name: &ServiceName) -> Option<Self> {
-        let (row, slices) = store.service_and_slices(name)?;
+    pub(super) fn new(store: &'a Store, name: &ServiceName) -> Option<Self> {
+        let (name, row) = store.named_service(name)?;
         let mut addresses: Vec<_> =
             addresses(store, &row).into_iter().map(|(address, (source, scope))| (address, source, scope)).collect();
         addresses.sort_by_key(|&(address, source, _)| (source != FrontendSource::ClusterIp, address));
-        Some(Self {
-            addresses,
-            node_ips: node_ips(store, &row),
-            slices: slices.collect(),
-            zone: store.zone().cloned(),
-            row,
-        })
+        Some(Self { store, name, addresses, node_ips: node_ips(store, &row), slices: OnceCell::new(), row })
     }
 
     /// Creation time of the Service in seconds since 1970.
@@ -195,8 +192,9 @@ impl DesiredRows {
 
     /// Members of one of the Service's sets.
     pub(super) fn members(&self, port: &ServicePort, family: Family, scope: Scope) -> Members {
-        let endpoints = merged_endpoints(&self.slices, port, family);
-        let eligibility = Eligibility::new(&endpoints, scope, self.zone.as_ref());
+        let slices = self.slices.get_or_init(|| self.store.slice_rows(self.name).collect());
+        let endpoints = merged_endpoints(slices, port, family);
+        let eligibility = Eligibility::new(&endpoints, scope, self.store.zone());
         let eligible = endpoints.backends(|endpoint| eligibility.includes(endpoint));
         let kept = endpoints.backends(|endpoint| endpoint.endpoint.serving && !eligibility.includes(endpoint));
         let drops = scope == Scope::Denied || endpoints.values().any(|endpoint| endpoint.endpoint.is_usable());
@@ -245,7 +243,7 @@ pub fn desired_rows(store: &Store, name: &ServiceName) -> Vec<Row> {
 
 /// Problems of a Service that come from missing facts about the node or the VM.
 #[must_use]
-pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &DesiredRows) -> Vec<Problem> {
+pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &DesiredRows<'_>) -> Vec<Problem> {
     let service = &desired.row;
     let mut problems = Vec::from_iter(desired.problem(name));
     for family in [Family::V4, Family::V6] {

@@ -321,10 +321,10 @@ impl TablePlanner {
 
     /// Applies all claims first, since the owner of a frontend decides which sets may be taken over; then publishes
     /// each set at once; then places frontends.
-    fn plan_batch(
+    fn plan_batch<'s>(
         &mut self,
         names: &BTreeSet<Arc<ServiceName>>,
-        desired: &dyn Fn(&ServiceName) -> DesiredService,
+        desired: &dyn Fn(&ServiceName) -> DesiredService<'s>,
         mut batch: Batch<'_>,
     ) {
         if std::mem::take(&mut self.is_damaged) {

@@ -200,6 +200,19 @@ impl Store {
         Vec::new()
     }
 
+    /// Whether an event changes nothing but a list that is under way, or begins one.
+    #[must_use]
+    pub fn is_of_pending_list(&self, event: &Event) -> bool {
+        let Lists { services, slices, nodes } = &self.lists;
+        match (event, event.changed_kind()) {
+            (Event::ListStarted(_), _) => true,
+            (_, Some(ResourceKind::Services)) => services.staged.is_some(),
+            (_, Some(ResourceKind::EndpointSlices)) => slices.staged.is_some(),
+            (_, Some(ResourceKind::Nodes)) => nodes.staged.is_some(),
+            (_, None) => false,
+        }
+    }
+
     /// Whether all kinds that count have been listed completely at least once. Nothing may be derived from the store
     /// before that.
     #[must_use]
@@ -308,14 +321,15 @@ impl Store {
         })
     }
 
-    /// Row of a Service, and its slices ordered by name: cheaper than one by one.
-    pub(super) fn service_and_slices(
-        &self,
-        name: &ServiceName,
-    ) -> Option<(ServiceRow, impl Iterator<Item = SliceRow>)> {
+    /// Row of a Service, and its name as the store has it.
+    pub(super) fn named_service(&self, name: &ServiceName) -> Option<(&Arc<ServiceName>, ServiceRow)> {
         let (name, packed) = self.services.get_key_value(name)?;
-        let slices = self.slices_of(name.clone()).map(|(_, _, packed)| SliceRow::unpack(packed));
-        Some((ServiceRow::unpack(packed), slices))
+        Some((name, ServiceRow::unpack(packed)))
+    }
+
+    /// Rows of the slices of a Service of this name, ordered by name: cheaper than one by one.
+    pub(super) fn slice_rows(&self, service: &Arc<ServiceName>) -> impl Iterator<Item = SliceRow> {
+        self.slices_of(service.clone()).map(|(_, _, packed)| SliceRow::unpack(packed))
     }
 
     fn slices_of(&self, service: Arc<ServiceName>) -> impl Iterator<Item = (&ServiceName, &Arc<str>, &Packed)> {

@@ -111,7 +111,7 @@ impl Claims {
     }
 
     /// Replaces the claims of a Service.
-    pub(super) fn replace(&mut self, service: &Arc<ServiceName>, desired: &DesiredService) -> ClaimChanges {
+    pub(super) fn replace(&mut self, service: &Arc<ServiceName>, desired: &DesiredService<'_>) -> ClaimChanges {
         let after = self.desired(desired);
         if self.services.get(service) == Some(&after) {
             return ClaimChanges { frontends: after.frontends().collect(), ..ClaimChanges::default() };
@@ -145,7 +145,7 @@ impl Claims {
         changes
     }
 
-    fn desired(&mut self, desired: &DesiredService) -> ServiceClaims {
+    fn desired(&mut self, desired: &DesiredService<'_>) -> ServiceClaims {
         let Self { frontends, port_names, .. } = self;
         let claim = |DesiredFrontend { frontend, port, source, scope }: DesiredFrontend<'_>| ClaimRef {
             frontend,

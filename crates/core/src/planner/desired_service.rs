@@ -10,8 +10,8 @@ use crate::{
 };
 
 /// Desired frontends and sets of one Service; none if it is gone.
-pub(super) struct DesiredService {
-    desired: Option<DesiredRows>,
+pub(super) struct DesiredService<'s> {
+    desired: Option<DesiredRows<'s>>,
     /// Frontends that the kernel has do not change.
     only_missing: bool,
     pub(super) problems: Vec<Problem>,
@@ -25,16 +25,16 @@ pub(super) struct WantedSet<'a> {
     pub(super) frontend: Frontend,
 }
 
-impl DesiredService {
+impl<'s> DesiredService<'s> {
     /// Desired state of a Service of the store.
-    pub(super) fn new(store: &Store, name: &ServiceName) -> Self {
+    pub(super) fn new(store: &'s Store, name: &ServiceName) -> Self {
         let desired = DesiredRows::new(store, name);
         let problems = desired.as_ref().map(|desired| desired_problems(store, name, desired)).unwrap_or_default();
         Self { desired, only_missing: false, problems }
     }
 
     /// Desired state of the frontends that the kernel does not have.
-    pub(super) fn missing(store: &Store, name: &ServiceName) -> Self {
+    pub(super) fn missing(store: &'s Store, name: &ServiceName) -> Self {
         Self { only_missing: true, ..Self::new(store, name) }
     }
 
@@ -71,7 +71,7 @@ impl DesiredService {
 
     /// Desired members of a set.
     pub(super) fn members(&self, set: &WantedSet<'_>) -> Members {
-        let members = |desired: &DesiredRows| desired.members(set.port, set.frontend.address.family(), set.scope);
+        let members = |desired: &DesiredRows<'_>| desired.members(set.port, set.frontend.address.family(), set.scope);
         self.desired.as_ref().map(members).unwrap_or_default()
     }
 }

@@ -19,7 +19,7 @@ impl TablePlanner {
     pub(super) fn publish_sets(
         &mut self,
         service: &Arc<ServiceName>,
-        mut desired: DesiredService,
+        mut desired: DesiredService<'_>,
         batch: &mut Batch<'_>,
     ) {
         self.problems.replace(service, std::mem::take(&mut desired.problems));
