@@ -1,6 +1,7 @@
 //! The agent: prepares, installs, then follows its source for ever. One task owns store, table and maps.
 
 mod canary;
+mod early_events;
 mod error;
 mod first_lists;
 mod install;

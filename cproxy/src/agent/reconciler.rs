@@ -146,9 +146,9 @@ impl Reconciler {
         result
     }
 
-    /// Measures from now on, for `status_http`.
-    pub(super) fn measure(&mut self) {
-        self.measures = Some(Box::default());
+    /// Goes on with these measures, for `status_http`.
+    pub(super) fn measure(&mut self, measures: Option<Box<Measures>>) {
+        self.measures = measures;
     }
 
     /// Parts for the background tasks.
@@ -169,26 +169,33 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Applies events and receives messages for ever.
+    /// Applies events, `early` ones first, and receives messages for ever.
     pub(super) async fn run(
         &mut self,
+        early: Vec<Event>,
         events: &mut mpsc::Receiver<Vec<Event>>,
         messages: &mut mpsc::Receiver<Message>,
     ) -> Result<(), AgentError> {
+        self.follow(early, events).await?;
         loop {
             self.shared.place_watch.check(self.table.tcp_places().0);
             let wakeup = self.next_wakeup();
             tokio::select! {
                 batch = events.recv() => {
                     let Some(batch) = batch else { return self.serve_without_source(messages).await };
-                    self.receive(batch);
-                    self.gather(events).await;
-                    self.reconcile()?;
+                    self.follow(batch, events).await?;
                 }
                 Some(message) = messages.recv() => self.receive_message(message)?,
                 () = sleep_until(wakeup) => self.reconcile()?,
             }
         }
+    }
+
+    /// Applies events and those that follow soon.
+    async fn follow(&mut self, batch: Vec<Event>, events: &mut mpsc::Receiver<Vec<Event>>) -> Result<(), AgentError> {
+        self.receive(batch);
+        self.gather(events).await;
+        self.reconcile()
     }
 
     /// Receives the events that follow soon, but for a first table that is complete: nothing it waits for is missing.

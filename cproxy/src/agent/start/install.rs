@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use cproxy_core::{Event, NodeContext, Store, printable};
+use cproxy_core::{Event, Store, printable};
 use cproxy_daemon::{Tasks, unix_socket::SocketFile};
 use cproxy_datapath::bpf::{Environment, PinLock, Scope};
 use cproxy_wire::{ApiClient, Configuration, LastContact};
@@ -12,6 +12,7 @@ use super::check::{Checked, Input};
 use crate::{
     agent::{
         canary::Canary,
+        early_events::EarlyEvents,
         error::AgentError,
         install::install_in_child,
         own_sockets::socket_setup,
@@ -59,6 +60,8 @@ pub(in crate::agent) struct Installed {
 /// Source that delivers.
 pub(super) struct StartedSource {
     pub(super) events: mpsc::Receiver<Vec<Event>>,
+    /// Events that were received before, and are the loop's.
+    pub(super) early: Vec<Event>,
     /// Way for further events. The source alone keeps the channel open, so that its end is noticed.
     pub(super) sender: mpsc::WeakSender<Vec<Event>>,
     /// Client of the API servers, if they are the source.
@@ -76,7 +79,7 @@ impl StartedSource {
         let weak_sender = sender.downgrade();
         let setup = socket_setup(lock.pins());
         let client = source::start(source, node_name, setup, last_contact.clone(), sender, tasks);
-        Self { events, sender: weak_sender, client, configuration, last_contact }
+        Self { events, early: Vec::new(), sender: weak_sender, client, configuration, last_contact }
     }
 
     pub(super) fn has_exec_plugin(&self) -> bool {
@@ -90,13 +93,17 @@ impl Checked {
         let Self { config, input, kernel_log, environment, lock, run_dir, listener, socket, status_http, .. } = self;
         let Input { node, bootstrap, settings, source } = input;
         let (mut timeline, tasks) = (self.timeline, Tasks::default());
-        let source = StartedSource::start(source, node.node_name.clone(), &lock, &tasks);
+        let mut source = StartedSource::start(source, node.node_name.clone(), &lock, &tasks);
         // It gets ready while the programs are loaded.
         let broker = (!source.has_exec_plugin()).then(|| {
             let files = status_http.files().chain([&**socket.path()]);
             Broker::start(&config.run.run_dir, &environment.pin_dir, files)
         });
-        install_in_child(&environment, &lock, config.counters.service_counters, None).await?;
+        let measures = (!status_http.is_empty()).then(Box::default);
+        let mut early = EarlyEvents::new(Store::new(node.clone()), measures);
+        let installed = install_in_child(&environment, &lock, config.counters.service_counters, None);
+        early.receive(&mut source.events, installed).await?;
+        source.early = early.rest;
         report_scope(&environment, &run_dir)?;
         timeline.end(Phase::Install);
 
@@ -105,13 +112,15 @@ impl Checked {
         let setup = socket_setup(lock.pins());
         let mut addresses = AddressSource::new(setup, source.sender.clone(), mailbox.clone(), tasks.clone());
         let PresentAddresses { pod_ips, own } = addresses.start(&node.pod_ips, source.configuration.as_ref());
-        let store = Store::new(NodeContext { pod_ips: pod_ips.clone(), ..node });
+        let mut store = early.store;
+        store.apply(Event::PodIps(pod_ips.clone()));
         let canary = Canary::new(&config.monitoring.canary_address);
         let status = SourceStatus::new(&config.source.source(), source.client.clone(), source.last_contact.clone());
         let (health, check_requests) = ProgramHealth::new();
         let shared = Shared::new(settings.terminate_sockets, health);
         let readiness = Readiness::new(run_dir, timeline);
         let mut reconciler = Reconciler::open(&lock, (store, canary), status, readiness, shared, tasks.clone())?;
+        reconciler.measure(early.measures);
         reconciler.configure(&settings)?;
         reconciler.set_own_addresses(own)?;
         reconciler.reseed()?;

@@ -32,6 +32,8 @@ use crate::{
 /// Agent that runs.
 pub(in crate::agent) struct Running {
     reconciler: Reconciler,
+    /// Events that were received before.
+    early: Vec<Event>,
     events: mpsc::Receiver<Vec<Event>>,
     messages: mpsc::Receiver<Message>,
     /// Files of the sockets of metrics and health checks, which are removed at the end.
@@ -47,9 +49,9 @@ impl Installed {
         hangups: Signal,
         broker: &mut Option<Arc<Broker>>,
     ) -> Result<Running, AgentError> {
-        let Self { config, lock, environment, mailbox, tasks, mut reconciler, .. } = self;
+        let Self { config, lock, environment, mailbox, tasks, reconciler, .. } = self;
         let has_exec_plugin = self.source.has_exec_plugin();
-        let StartedSource { events, sender, client, last_contact, .. } = self.source;
+        let StartedSource { events, early, sender, client, last_contact, .. } = self.source;
         // The agent may write to no such file later.
         let entrance = health::entrance(&environment.cgroup);
         *broker = filter_system_calls(self.broker).map(Arc::new);
@@ -63,9 +65,6 @@ impl Installed {
         if has_kept(pins) {
             // It ends once the last socket of the older layout is closed.
             drop(tokio::spawn(takeover::end(pins.clone())));
-        }
-        if !self.status_http.is_empty() {
-            reconciler.measure();
         }
         let started = self.status_http.start(mailbox.clone(), pins.clone(), tasks.clone());
         let _files = started.map_err(AgentError::StatusHttpThread)?;
@@ -93,14 +92,14 @@ impl Installed {
         let reloader =
             Reloader { reread, config, controls, client, has_exec_plugin, addresses, events: sender, mailbox };
         tasks.keep("reload", reloader.run(hangups));
-        Ok(Running { reconciler, events, messages: self.messages, _files })
+        Ok(Running { reconciler, early, events, messages: self.messages, _files })
     }
 }
 
 impl Running {
     /// Follows the source for ever.
     pub(in crate::agent) async fn follow(&mut self) -> Result<(), AgentError> {
-        self.reconciler.run(&mut self.events, &mut self.messages).await
+        self.reconciler.run(std::mem::take(&mut self.early), &mut self.events, &mut self.messages).await
     }
 }
 
