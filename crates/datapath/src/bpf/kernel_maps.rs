@@ -3,8 +3,11 @@
 
 use std::{
     mem::offset_of,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    panic::resume_unwind,
+    slice,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    thread,
 };
 
 use aya::maps::{HashMap, IterableMap as _, Map, MapData, MapError};
@@ -47,6 +50,17 @@ pub struct KernelMaps {
     /// All maps that the programs name. They outlive their pins.
     named: Vec<(&'static str, OwnedFd)>,
 }
+
+/// Map that takes the place of another one, and its size.
+enum Replacement {
+    /// The descriptor is of the same map.
+    Frontends(HashMap<MapData, FrontendKey, SetId>, OwnedFd, u32),
+    Sets(MappedArray, u32),
+    Backends(MappedArray, u32),
+}
+
+/// Stack of a thread that puts a map in force: it makes a few system calls and holds a path.
+const STACK_BYTES: usize = 64 << 10;
 
 /// An array map, and its memory.
 #[derive(Debug)]
@@ -156,7 +170,15 @@ impl KernelMaps {
     /// # Errors
     /// The first write that failed; none after it was tried.
     pub fn apply(&mut self, ops: &[Op]) -> Result<(), TableError> {
-        ops.iter().try_for_each(|op| self.apply_one(op))
+        // Replacements of different maps that follow each other wait for one grace period together.
+        let are_together = |one: &Op, next: &Op| {
+            let (one, next) = (replaced_map(one), replaced_map(next));
+            one.is_some() && one < next
+        };
+        ops.chunk_by(are_together).try_for_each(|ops| match ops {
+            [op] => self.apply_one(op),
+            ops => self.replace_maps(ops),
+        })
     }
 
     fn apply_one(&mut self, op: &Op) -> Result<(), TableError> {
@@ -213,44 +235,47 @@ impl KernelMaps {
                     self.tcp_places.shrink(wait_for_programs)
                 }
             }
-            Op::ReplaceFrontends { capacity, frontends, addresses } => {
-                self.replace_frontends(*capacity, frontends, addresses)
-            }
-            Op::ResizeSets(capacity) => {
-                let [_, outer, _] = &self.outer;
-                self.sets = resized(outer, &self.sets, *capacity)?;
-                self.capacity.sets = *capacity;
-                Ok(())
-            }
-            Op::ResizeBackends(capacity) => {
-                let [.., outer] = &self.outer;
-                self.backends = resized(outer, &self.backends, *capacity)?;
-                self.capacity.slots = *capacity;
-                Ok(())
+            Op::ReplaceFrontends { .. } | Op::ResizeSets(_) | Op::ResizeBackends(_) => {
+                self.replace_maps(slice::from_ref(op))
             }
             Op::Drain => self.drain(),
         }
     }
 
-    fn replace_frontends(
-        &mut self,
-        capacity: u32,
-        frontends: &[(Frontend, u32)],
-        addresses: &[Address],
-    ) -> Result<(), TableError> {
-        let [outer, ..] = &self.outer;
-        let InnerMap { map, .. } = outer.create(capacity)?;
-        // The typed map keeps its descriptor to itself.
-        let fd = map.fd().as_fd().try_clone_to_owned().map_err(TableError::Descriptor)?;
-        let mut map = typed(map)?;
-        let frontends = frontends.iter().map(|&(frontend, set)| (key(frontend), set));
-        let addresses = addresses.iter().map(|&address| (address_key(address), SET_UNKNOWN_PORT));
-        for (key, set) in frontends.chain(addresses) {
-            map.insert(key, set, 0).map_err(|error| TableError::Write("FRONTENDS".to_owned(), error))?;
+    /// Replaces maps, each by one operation.
+    fn replace_maps(&mut self, ops: &[Op]) -> Result<(), TableError> {
+        let new = ops.iter().filter_map(|op| self.replacement(op)).collect::<Result<Vec<_>, _>>()?;
+        let outcomes = put_in_force(&self.outer, &new);
+        let replaced = new.into_iter().zip(outcomes).map(|(new, outcome)| outcome.map(|()| self.go_on_with(new)));
+        // Those that were replaced are in use from now on, whatever has become of the others.
+        replaced.fold(Ok(()), Result::and)
+    }
+
+    /// Map that an operation puts in the place of another one, with its content.
+    fn replacement(&self, op: &Op) -> Option<Result<Replacement, TableError>> {
+        let [of_frontends, of_sets, of_backends] = &self.outer;
+        Some(match op {
+            Op::ReplaceFrontends { capacity, frontends, addresses } => {
+                filled(of_frontends, *capacity, frontends, addresses)
+            }
+            Op::ResizeSets(capacity) => {
+                resized(of_sets, &self.sets, *capacity).map(|map| Replacement::Sets(map, *capacity))
+            }
+            Op::ResizeBackends(capacity) => {
+                resized(of_backends, &self.backends, *capacity).map(|map| Replacement::Backends(map, *capacity))
+            }
+            _ => return None,
+        })
+    }
+
+    fn go_on_with(&mut self, new: Replacement) {
+        match new {
+            Replacement::Frontends(map, _, capacity) => {
+                (self.frontends, self.capacity.frontends) = (map, capacity);
+            }
+            Replacement::Sets(map, capacity) => (self.sets, self.capacity.sets) = (map, capacity),
+            Replacement::Backends(map, capacity) => (self.backends, self.capacity.slots) = (map, capacity),
         }
-        outer.replace(fd.as_fd())?;
-        (self.frontends, self.capacity.frontends) = (map, capacity);
-        Ok(())
     }
 
     /// Waits until every program that runs now has ended.
@@ -425,14 +450,73 @@ fn typed(map: MapData) -> Result<HashMap<MapData, FrontendKey, SetId>, TableErro
     HashMap::try_from(Map::HashMap(map)).map_err(|error| TableError::Read("FRONTENDS", error))
 }
 
-/// Replacement of an array by one of another size, with as much of its content as fits.
+/// Number of the map that an operation replaces, in the order of the planner's first operations.
+fn replaced_map(op: &Op) -> Option<usize> {
+    match op {
+        Op::ResizeSets(_) => Some(0),
+        Op::ResizeBackends(_) => Some(1),
+        Op::ReplaceFrontends { .. } => Some(2),
+        _ => None,
+    }
+}
+
+/// Replacement of an array by one of another size, with as much of its content as fits. It is not in force yet.
 fn resized(outer: &ResizableMap, old: &MappedArray, capacity: u32) -> Result<MappedArray, TableError> {
     let (name, InnerMap { map, .. }) = (outer.name(), outer.create(capacity)?);
     let size_bytes = capacity as usize * outer.value_bytes();
     let new = MappedArray::new(map, name, size_bytes)?;
     new.memory.copy_from(&old.memory);
-    outer.replace(new.map.fd().as_fd())?;
     Ok(new)
+}
+
+/// The same for the frontends, with this content.
+fn filled(
+    outer: &ResizableMap,
+    capacity: u32,
+    frontends: &[(Frontend, u32)],
+    addresses: &[Address],
+) -> Result<Replacement, TableError> {
+    let InnerMap { map, .. } = outer.create(capacity)?;
+    // The typed map keeps its descriptor to itself.
+    let fd = map.fd().as_fd().try_clone_to_owned().map_err(TableError::Descriptor)?;
+    let mut map = typed(map)?;
+    let frontends = frontends.iter().map(|&(frontend, set)| (key(frontend), set));
+    let addresses = addresses.iter().map(|&address| (address_key(address), SET_UNKNOWN_PORT));
+    for (key, set) in frontends.chain(addresses) {
+        map.insert(key, set, 0).map_err(|error| TableError::Write("FRONTENDS".to_owned(), error))?;
+    }
+    Ok(Replacement::Frontends(map, fd, capacity))
+}
+
+/// Puts maps in force, all at the same time, since each waits for a grace period.
+fn put_in_force(outer: &[ResizableMap; 3], new: &[Replacement]) -> Vec<Result<(), TableError>> {
+    let places: Vec<_> = new.iter().map(|new| new.place(outer)).collect();
+    let Some((&(last_outer, last), others)) = places.split_last() else { return Vec::new() };
+    thread::scope(|scope| {
+        let mut running = Vec::new();
+        for &(outer, map) in others {
+            let thread = thread::Builder::new().stack_size(STACK_BYTES);
+            running.push((thread.spawn_scoped(scope, move || outer.replace(map)), outer, map));
+        }
+        let last = last_outer.replace(last);
+        let ended = running.into_iter().map(|(spawned, outer, map)| match spawned {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_) => outer.replace(map),
+        });
+        ended.chain([last]).collect()
+    })
+}
+
+impl Replacement {
+    /// Where it is put in force, and its descriptor.
+    fn place<'a>(&'a self, outer: &'a [ResizableMap; 3]) -> (&'a ResizableMap, BorrowedFd<'a>) {
+        let [of_frontends, of_sets, of_backends] = outer;
+        match self {
+            Self::Frontends(_, map, _) => (of_frontends, map.as_fd()),
+            Self::Sets(array, _) => (of_sets, array.map.fd().as_fd()),
+            Self::Backends(array, _) => (of_backends, array.map.fd().as_fd()),
+        }
+    }
 }
 
 impl MappedArray {
