@@ -142,7 +142,7 @@ fn control_plane(sandbox: &Sandbox, shape: Shape) -> ControlPlane<'_> {
     control_plane
 }
 
-fn relay<'s>(sandbox: &'s Sandbox, control_plane: &ControlPlane<'_>) -> RunningRelay {
+fn relay(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> RunningRelay {
     let relay = RelayServer::new(sandbox).kubeconfig(control_plane.admin_kubeconfig()).listen(RELAY);
     relay.without_authentication().start()
 }
