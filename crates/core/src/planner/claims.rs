@@ -37,6 +37,21 @@ pub(super) struct Claims {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ServiceClaims {
     created_s: Option<i64>,
+    claimed: Claimed,
+}
+
+/// Frontends and ClusterIPs that one Service claims: nearly always a single frontend, which needs no allocation.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Claimed {
+    #[default]
+    Nothing,
+    One(ClaimRef),
+    Several(Box<SeveralClaims>),
+}
+
+/// See [`Claimed`].
+#[derive(Debug, PartialEq, Eq)]
+struct SeveralClaims {
     rows: Box<[ClaimRef]>,
     /// ClusterIPs that are in no row: those of a Service without a port that is served, and those of a bootstrap that
     /// the kernel has.
@@ -123,7 +138,7 @@ impl Claims {
         };
         let was_claimed = claimed(self);
         self.withdraw(service, &before);
-        for claim in &after.rows {
+        for claim in after.claimed.rows() {
             self.claim(service, claim, after.created_s);
         }
         after.cluster_ips().for_each(|address| self.cluster_ips.claim(address));
@@ -153,12 +168,12 @@ impl Claims {
             source,
             scope,
         };
-        let rows: Box<[_]> = desired.frontends(frontends).map(claim).collect();
+        let rows: Vec<_> = desired.frontends(frontends).map(claim).collect();
         let has_row = |address: &Address| rows.iter().any(|claim| claim.is_of_cluster_ip(*address));
         let bare_cluster_ips = desired.cluster_ips().iter().filter(|address| !has_row(address)).copied().collect();
         // A Service without claims counts as none.
         let created_s = desired.created_s().filter(|_| !rows.is_empty());
-        ServiceClaims { created_s, rows, bare_cluster_ips }
+        ServiceClaims { created_s, claimed: Claimed::new(rows, bare_cluster_ips) }
     }
 
     fn withdraw(&mut self, service: &ServiceName, claims: &ServiceClaims) {
@@ -258,7 +273,7 @@ impl Claims {
     fn owner_of_cluster_ip(&self, address: Address) -> Option<&ServiceName> {
         let mut claims = self.frontends.of_address(address).flat_map(|(_, claims)| claims);
         let with_port = claims.find(|claim| claim.source == FrontendSource::ClusterIp).map(|claim| &*claim.service);
-        let mut bare = self.services.iter().filter(|(_, claims)| claims.bare_cluster_ips.contains(&address));
+        let mut bare = self.services.iter().filter(|(_, claims)| claims.claimed.bare_cluster_ips().contains(&address));
         with_port.or_else(|| bare.next().map(|(service, _)| &**service))
     }
 
@@ -272,20 +287,44 @@ impl Claims {
 
 impl ServiceClaims {
     fn frontends(&self) -> impl Iterator<Item = Frontend> {
-        self.rows.iter().map(|claim| claim.frontend)
+        self.claimed.rows().iter().map(|claim| claim.frontend)
     }
 
     /// The Service's ClusterIPs, each as often as it has rows, or once.
     fn cluster_ips(&self) -> impl Iterator<Item = Address> {
-        let claims = self.rows.iter().filter(|claim| claim.source == FrontendSource::ClusterIp);
-        claims.map(|claim| claim.frontend.address).chain(self.bare_cluster_ips.iter().copied())
+        let claims = self.claimed.rows().iter().filter(|claim| claim.source == FrontendSource::ClusterIp);
+        claims.map(|claim| claim.frontend.address).chain(self.claimed.bare_cluster_ips().iter().copied())
     }
 
     /// Sets that these claims need and `after` does not, each with the frontends that led to it.
     fn sets_without(&self, after: &Self, service: &Arc<ServiceName>) -> Vec<(Frontend, BackendSetKey)> {
-        let kept = sorted_set(after.rows.iter().map(ClaimRef::set));
-        let gone = self.rows.iter().filter(|claim| !kept.contains(&claim.set()));
+        let kept = sorted_set(after.claimed.rows().iter().map(ClaimRef::set));
+        let gone = self.claimed.rows().iter().filter(|claim| !kept.contains(&claim.set()));
         gone.map(|claim| (claim.frontend, claim.key(service))).collect()
+    }
+}
+
+impl Claimed {
+    fn new(mut rows: Vec<ClaimRef>, bare_cluster_ips: Box<[Address]>) -> Self {
+        match (rows.len(), bare_cluster_ips.len()) {
+            (0 | 1, 0) => rows.pop().map_or(Self::Nothing, Self::One),
+            _ => Self::Several(Box::new(SeveralClaims { rows: rows.into(), bare_cluster_ips })),
+        }
+    }
+
+    fn rows(&self) -> &[ClaimRef] {
+        match self {
+            Self::Nothing => &[],
+            Self::One(claim) => std::slice::from_ref(claim),
+            Self::Several(claims) => &claims.rows,
+        }
+    }
+
+    fn bare_cluster_ips(&self) -> &[Address] {
+        match self {
+            Self::Nothing | Self::One(_) => &[],
+            Self::Several(claims) => &claims.bare_cluster_ips,
+        }
     }
 }
 
