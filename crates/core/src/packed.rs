@@ -22,6 +22,11 @@ impl Writer {
         self.0.push(byte);
     }
 
+    /// Writes two bytes.
+    pub(super) fn short(&mut self, number: u16) {
+        self.0.extend_from_slice(&number.to_be_bytes());
+    }
+
     /// Writes seven bits to a byte, least significant first, so that small numbers are short.
     pub(super) fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
@@ -84,6 +89,10 @@ impl<'a> Reader<'a> {
         self.bytes(1).first().copied().unwrap_or_default()
     }
 
+    pub(super) fn short(&mut self) -> u16 {
+        u16::from_be_bytes([self.byte(), self.byte()])
+    }
+
     pub(super) fn number(&mut self) -> u64 {
         let mut number = 0;
         for shift in (0..u64::BITS).step_by(7) {
@@ -132,6 +141,13 @@ fn skipped(family: Family) -> usize {
     match family {
         Family::V4 => 12,
         Family::V6 => 0,
+    }
+}
+
+impl Address {
+    /// Length of an address of a family that the reader knows.
+    pub(super) fn packed_bytes(family: Family) -> usize {
+        size_of::<Self>() - skipped(family)
     }
 }
 
