@@ -99,15 +99,20 @@ impl ServiceRow {
     /// The row in packed form.
     pub(super) fn pack(&self) -> Packed {
         let mut writer = Writer::default();
-        writer.byte(u8::from(self.is_internal_local) | u8::from(self.created_s.is_some()) << 1);
+        let has_extras = self.has_extras();
+        let bits = [self.is_internal_local, self.created_s.is_some(), has_extras];
+        writer.byte(bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit)));
         if let Some(seconds) = self.created_s {
             writer.number(seconds as u64);
         }
-        writer.number(self.affinity_seconds.unwrap_or_default().into());
-        for addresses in [&*self.cluster_ips, &self.external_ips, &self.load_balancer_ips] {
-            writer.list(addresses, |writer, &address| writer.any_address(address));
+        writer.list(&self.cluster_ips, |writer, &address| writer.any_address(address));
+        if has_extras {
+            writer.number(self.affinity_seconds.unwrap_or_default().into());
+            for addresses in [&self.external_ips, &self.load_balancer_ips] {
+                writer.list(addresses, |writer, &address| writer.any_address(address));
+            }
+            writer.list(&self.source_ranges, |writer, range| range.pack(writer));
         }
-        writer.list(&self.source_ranges, |writer, range| range.pack(writer));
         writer.list(&self.ports, |writer, port| port.pack(writer));
         writer.finish()
     }
@@ -115,17 +120,31 @@ impl ServiceRow {
     pub(super) fn unpack(packed: &[u8]) -> Self {
         let reader = &mut Reader::new(packed);
         let flags = reader.byte();
-        Self {
+        let mut row = Self {
             is_internal_local: flags & 1 != 0,
             created_s: (flags & 2 != 0).then(|| reader.number() as i64),
-            // An affinity of 0 seconds is no affinity.
-            affinity_seconds: Some(reader.number() as u32).filter(|&seconds| seconds != 0),
             cluster_ips: reader.list(Reader::any_address),
-            external_ips: reader.list(Reader::any_address),
-            load_balancer_ips: reader.list(Reader::any_address),
-            source_ranges: reader.list(AddressRange::unpack),
-            ports: reader.list(ServicePort::unpack),
+            affinity_seconds: None,
+            external_ips: Box::default(),
+            load_balancer_ips: Box::default(),
+            source_ranges: Box::default(),
+            ports: Vec::new(),
+        };
+        if flags & 4 != 0 {
+            // An affinity of 0 seconds is no affinity.
+            row.affinity_seconds = Some(reader.number() as u32).filter(|&seconds| seconds != 0);
+            row.external_ips = reader.list(Reader::any_address);
+            row.load_balancer_ips = reader.list(Reader::any_address);
+            row.source_ranges = reader.list(AddressRange::unpack);
         }
+        row.ports = reader.list(ServicePort::unpack);
+        row
+    }
+
+    /// Whether the Service has what few have.
+    fn has_extras(&self) -> bool {
+        let has_addresses = !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty();
+        has_addresses || self.affinity_seconds.is_some() || !self.source_ranges.is_empty()
     }
 }
 
