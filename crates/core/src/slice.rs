@@ -117,9 +117,18 @@ impl SliceRow {
     pub(super) fn pack(&self) -> Packed {
         let mut writer = Writer::default();
         writer.text(&self.service);
-        writer.byte(u8::from(self.family == Family::V6));
+        let one_state = self.one_state();
+        writer.byte(u8::from(self.family == Family::V6) | u8::from(one_state.is_some()) << 1);
         writer.list(&self.ports, |writer, port| port.pack(writer));
-        writer.list(&self.endpoints, |writer, endpoint| endpoint.pack(self.family, writer));
+        if let Some(endpoint) = one_state {
+            endpoint.pack_state(&mut writer);
+        }
+        writer.list(&self.endpoints, |writer, endpoint| {
+            writer.address(endpoint.address, self.family);
+            if one_state.is_none() {
+                endpoint.pack_state(writer);
+            }
+        });
         writer.list(&self.zones, |writer, zones| writer.list(zones, |writer, zone| writer.text(zone)));
         writer.finish()
     }
@@ -127,14 +136,28 @@ impl SliceRow {
     pub(super) fn unpack(packed: &[u8]) -> Self {
         let reader = &mut Reader::new(packed);
         let service = reader.text().into();
-        let family = if reader.byte() == 0 { Family::V4 } else { Family::V6 };
+        let flags = reader.byte();
+        let family = if flags & 1 == 0 { Family::V4 } else { Family::V6 };
+        let ports = reader.list(SlicePort::unpack);
+        let one_state = (flags & 2 != 0).then(|| Endpoint::unpack_state(reader));
+        let endpoint = |reader: &mut Reader<'_>| {
+            let address = reader.address(family);
+            Endpoint { address, ..one_state.unwrap_or_else(|| Endpoint::unpack_state(reader)) }
+        };
         Self {
             service,
             family,
-            ports: reader.list(SlicePort::unpack),
-            endpoints: reader.list(|reader| Endpoint::unpack(family, reader)),
+            ports,
+            endpoints: reader.list(endpoint),
             zones: reader.list(|reader| reader.list(|reader| reader.text().into())),
         }
+    }
+
+    /// An endpoint whose state, all but the address, is that of each endpoint.
+    fn one_state(&self) -> Option<&Endpoint> {
+        let first = self.endpoints.first()?;
+        let is_same = |other: &Endpoint| Endpoint { address: first.address, ..*other } == *first;
+        self.endpoints.iter().all(is_same).then_some(first)
     }
 
     /// Service of a packed row.
@@ -209,7 +232,8 @@ impl SlicePort {
 }
 
 impl Endpoint {
-    fn pack(&self, family: Family, writer: &mut Writer) {
+    /// Writes all but the address.
+    fn pack_state(&self, writer: &mut Writer) {
         let bits = [
             self.ready,
             self.serving,
@@ -219,19 +243,18 @@ impl Endpoint {
             self.node_hint == NodeHint::ThisNode,
             self.zones != 0,
         ];
-        writer.address(self.address, family);
         writer.byte(bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit)));
         if self.zones != 0 {
             writer.number(self.zones.into());
         }
     }
 
-    fn unpack(family: Family, reader: &mut Reader<'_>) -> Self {
-        let address = reader.address(family);
+    /// Reads all but the address.
+    fn unpack_state(reader: &mut Reader<'_>) -> Self {
         let bits = reader.byte();
         let has = |bit: u8| bits & 1 << bit != 0;
         Self {
-            address,
+            address: Address::from_octets([0; 16]),
             ready: has(0),
             serving: has(1),
             terminating: has(2),
