@@ -33,7 +33,7 @@ enum FrontendClaims {
     #[default]
     None,
     One(Claim),
-    Many(Vec<Claim>),
+    Many(Box<[Claim]>),
 }
 
 impl FrontendClaims {
@@ -49,7 +49,7 @@ impl FrontendClaims {
         match self {
             Self::None => Vec::new(),
             Self::One(claim) => vec![claim],
-            Self::Many(claims) => claims,
+            Self::Many(claims) => claims.into_vec(),
         }
     }
 }
@@ -58,7 +58,7 @@ impl From<Vec<Claim>> for FrontendClaims {
     fn from(mut claims: Vec<Claim>) -> Self {
         match claims.len() {
             0 | 1 => claims.pop().map_or(Self::None, Self::One),
-            _ => Self::Many(claims),
+            _ => Self::Many(claims.into()),
         }
     }
 }
@@ -158,10 +158,7 @@ impl Frontends {
         let Some(known) = self.known.get_mut(&frontend) else { return };
         let is_other = |claim: &Claim| *claim.service != *service;
         known.claims = match std::mem::take(&mut known.claims) {
-            FrontendClaims::Many(mut claims) => {
-                claims.retain(is_other);
-                claims.into()
-            }
+            FrontendClaims::Many(claims) => claims.into_iter().filter(is_other).collect::<Vec<_>>().into(),
             FrontendClaims::One(claim) if is_other(&claim) => FrontendClaims::One(claim),
             FrontendClaims::One(_) | FrontendClaims::None => FrontendClaims::None,
         };
