@@ -164,18 +164,12 @@ impl TablePlanner {
         let internal = self.internal.clone();
         let all = self.claims.services().chain(store.service_names()).chain(internal.service_names());
         let names: BTreeSet<_> = all.cloned().collect();
-        let mut batch = Batch {
-            frontends: self.claims.frontends.each_written().map(|(frontend, _)| frontend).collect(),
-            cluster_ips: self.claims.cluster_ips.addresses().collect(),
-            frees_orphans: true,
-            ..Batch::new(&mut *write)
-        };
+        let mut batch = Batch { is_whole: true, ..Batch::new(&mut *write) };
         if self.phase == Phase::Bootstrap {
             self.grow_for(store, &mut batch);
         }
         self.phase = Phase::Synced;
         self.plan_batch(&names, &|name| DesiredService::new(store_of(name, store, &internal), name), batch);
-        self.claims.refill();
         self.sets.refill();
         self.update_by(store, BTreeSet::new(), write);
     }
@@ -343,13 +337,25 @@ impl TablePlanner {
                 kept.push((name, service));
             }
         }
+        if batch.is_whole {
+            // The nodes that this frees have room for the sets.
+            self.claims.refill();
+        }
         if kept.is_empty() {
-            for name in names {
+            for (index, name) in names.into_iter().enumerate() {
                 self.publish_sets(name, desired(name), &mut batch);
+                // What comes next takes the memory that this frees.
+                if index.is_power_of_two() && batch.is_whole {
+                    self.sets.refill();
+                }
             }
         }
         for (name, service) in kept {
             self.publish_sets(name, service, &mut batch);
+        }
+        if batch.is_whole {
+            batch.frontends = self.claims.frontends.each().collect();
+            batch.cluster_ips = self.claims.cluster_ips.addresses().collect();
         }
         self.place_frontends(&mut batch);
         self.free_sets(&batch);
@@ -372,7 +378,7 @@ impl TablePlanner {
         for key in batch.gone.keys() {
             is_freed |= self.sets.free(key);
         }
-        if batch.frees_orphans {
+        if batch.is_whole {
             is_freed |= self.sets.free_orphans();
         }
         if is_freed {
@@ -430,8 +436,9 @@ struct Batch<'a> {
     /// Keys of sets that no Service port needs any more, with the frontends that led to them.
     gone: BTreeMap<BackendSetKey, Vec<Frontend>>,
     gone_from: BTreeMap<Frontend, BackendSetKey>,
-    /// Sets that were not taken over are given up.
-    frees_orphans: bool,
+    /// The whole table is compared: every frontend and address may have changed, and sets that were not taken over
+    /// are given up.
+    is_whole: bool,
     /// Sockets may remember a backend that has left its set.
     raises_epoch: bool,
 }
@@ -445,14 +452,17 @@ impl<'a> Batch<'a> {
             cluster_ips: BTreeSet::new(),
             gone: BTreeMap::new(),
             gone_from: BTreeMap::new(),
-            frees_orphans: false,
+            is_whole: false,
             raises_epoch: false,
         }
     }
 
     fn add(&mut self, changes: ClaimChanges) {
-        self.frontends.extend(changes.frontends);
-        self.cluster_ips.extend(changes.cluster_ips);
+        // Of a whole table, all are collected at the end.
+        if !self.is_whole {
+            self.frontends.extend(changes.frontends);
+            self.cluster_ips.extend(changes.cluster_ips);
+        }
         for (frontend, key) in changes.gone {
             self.gone_from.insert(frontend, key.clone());
             self.gone.entry(key).or_default().push(frontend);

@@ -93,6 +93,11 @@ impl Frontends {
         self.written
     }
 
+    /// All frontends.
+    pub(super) fn each(&self) -> impl Iterator<Item = Frontend> {
+        self.known.keys().copied()
+    }
+
     /// Frontends that the kernel has, and their sets.
     pub(super) fn each_written(&self) -> impl Iterator<Item = (Frontend, u32)> {
         self.known.iter().filter(|(_, known)| known.set != UNWRITTEN).map(|(&frontend, known)| (frontend, known.set))
