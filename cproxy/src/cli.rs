@@ -115,12 +115,13 @@ pub fn main() -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         };
     }
-    let (cli, command) = read();
+    // The command line's description is dropped: an agent would keep it for good.
+    let (_, command) = read();
     let result = command.map_err(anyhow::Error::from).and_then(execute);
     match result {
         Ok(code) => code,
         Err(error) => match error.downcast_ref() {
-            Some(usage) => report_usage(usage, &cli),
+            Some(usage) => report_usage(usage, &read().0),
             None => {
                 print_error(&error);
                 ExitCode::FAILURE
