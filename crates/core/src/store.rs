@@ -8,7 +8,7 @@
 mod held;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
@@ -99,8 +99,8 @@ pub struct Store {
     services: BTreeMap<Arc<ServiceName>, Packed>,
     /// Slices under the names of their Services.
     slices: BTreeMap<(Arc<ServiceName>, Arc<str>), Packed>,
-    /// Service of each slice.
-    service_of: BTreeMap<ObjectName, Arc<ServiceName>>,
+    /// Services of the slices whose names do not begin with them, as those of the EndpointSlice controller do.
+    unlike_names: BTreeMap<ObjectName, Arc<ServiceName>>,
     namespaces: Texts,
     lists: Lists,
     dirty: BTreeSet<Arc<ServiceName>>,
@@ -315,10 +315,8 @@ impl Store {
 
     /// Slices of a Service with their names, ordered by name.
     pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = (ObjectName, SliceRow)> {
-        self.slices_of(self.known_service(service)).map(|(service, name, packed)| {
-            let name = ObjectName { namespace: service.namespace.clone(), name: name.clone() };
-            (name, SliceRow::unpack(packed))
-        })
+        let slices = self.slices_of(self.known_service(service));
+        slices.map(|(service, name, packed)| (slice_name(service, name), SliceRow::unpack(packed)))
     }
 
     /// Row of a Service, and its name as the store has it.
@@ -398,8 +396,20 @@ impl Store {
     }
 
     fn packed_slice(&self, name: &ObjectName) -> Option<&Packed> {
-        let service = self.service_of.get(name)?;
-        self.slices.get(&(service.clone(), name.name.clone()))
+        self.find_slice(name).map(|(_, packed)| packed)
+    }
+
+    /// Service and row of the slice of that name.
+    fn find_slice(&self, name: &ObjectName) -> Option<(&Arc<ServiceName>, &Packed)> {
+        let under = |service: Arc<ServiceName>| {
+            let ((service, _), packed) = self.slices.get_key_value(&(service, name.name.clone()))?;
+            Some((service, packed))
+        };
+        let named = |service: &str| ServiceName { namespace: name.namespace.clone(), name: service.into() };
+        match self.unlike_names.get(name) {
+            Some(service) => under(service.clone()),
+            None => services_of_name(&name.name).find_map(|service| under(Arc::new(named(service)))),
+        }
     }
 
     fn put(&mut self, kind: ResourceKind, name: ObjectName, parsed: Parsed<Packed>) -> Vec<Problem> {
@@ -415,12 +425,10 @@ impl Store {
 
     /// Replaces the row of an object, and marks the Services that it concerns.
     fn put_row(&mut self, kind: ResourceKind, name: ObjectName, row: Option<Packed>) {
-        if self.packed(kind, &name) == row.as_ref() {
-            return;
-        }
         match kind {
-            ResourceKind::Services => self.put_service(&name, row),
             ResourceKind::EndpointSlices => self.put_slice(name, row),
+            ResourceKind::Services | ResourceKind::Nodes if self.packed(kind, &name) == row.as_ref() => {}
+            ResourceKind::Services => self.put_service(&name, row),
             ResourceKind::Nodes => self.put_node(name, row),
         }
     }
@@ -550,7 +558,7 @@ impl Store {
         }
         let names = self.in_force(kind).filter(|name| !is_own(&name.namespace));
         names.fold((0, 0), |(missing, known), name| {
-            let is_there = staged.get(name).is_some_and(|parsed| parsed.row.is_some());
+            let is_there = staged.get(&name).is_some_and(|parsed| parsed.row.is_some());
             (missing + usize::from(!is_there), known + 1)
         })
     }
@@ -571,7 +579,7 @@ impl Store {
 
     /// Replaces the rows of a kind by those of a list.
     fn replace_all(&mut self, kind: ResourceKind, staged: Staged) -> Vec<Problem> {
-        let gone: Vec<_> = self.known(kind).filter(|name| !staged.contains_key(name)).cloned().collect();
+        let gone: Vec<_> = self.known(kind).filter(|name| !staged.contains_key(name)).collect();
         gone.iter().for_each(|name| self.remove(kind, name));
         let mut new = Vec::new();
         for (name, parsed) in staged {
@@ -582,7 +590,7 @@ impl Store {
             ResourceKind::Services => refill(&mut self.services),
             ResourceKind::EndpointSlices => {
                 refill(&mut self.slices);
-                refill(&mut self.service_of);
+                refill(&mut self.unlike_names);
             }
             ResourceKind::Nodes => {}
         }
@@ -591,16 +599,17 @@ impl Store {
     }
 
     /// Every object of a kind with a row or with problems.
-    fn known(&self, kind: ResourceKind) -> impl Iterator<Item = &ObjectName> {
-        let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| &key.1);
+    fn known(&self, kind: ResourceKind) -> impl Iterator<Item = ObjectName> {
+        let troubled = self.problems.keys().filter(move |key| key.0 == kind).map(|key| key.1.clone());
         self.in_force(kind).chain(troubled)
     }
 
     /// Every object of a kind with a row.
-    fn in_force(&self, kind: ResourceKind) -> impl Iterator<Item = &ObjectName> {
-        let services = (kind == ResourceKind::Services).then(|| self.services.keys().map(|name| &**name));
-        let slices = (kind == ResourceKind::EndpointSlices).then(|| self.service_of.keys());
-        let node = self.node.iter().filter(move |_| kind == ResourceKind::Nodes).map(|node| &node.name);
+    fn in_force(&self, kind: ResourceKind) -> impl Iterator<Item = ObjectName> {
+        let services = (kind == ResourceKind::Services).then(|| self.services.keys().map(|name| (**name).clone()));
+        let slice = |(service, name): &(Arc<ServiceName>, Arc<str>)| slice_name(service, name);
+        let slices = (kind == ResourceKind::EndpointSlices).then(|| self.slices.keys().map(slice));
+        let node = self.node.iter().filter(move |_| kind == ResourceKind::Nodes).map(|node| node.name.clone());
         services.into_iter().flatten().chain(slices.into_iter().flatten()).chain(node)
     }
 
@@ -621,24 +630,31 @@ impl Store {
     }
 
     fn put_slice(&mut self, name: ObjectName, row: Option<Packed>) {
+        let before = self.find_slice(&name);
+        if before.map(|(_, packed)| packed) == row.as_ref() {
+            return;
+        }
+        let before = before.map(|(service, _)| service.clone());
         let Some(row) = row else {
-            if let Some((name, service)) = self.service_of.remove_entry(&name) {
+            self.unlike_names.remove(&name);
+            if let Some(service) = before {
                 self.withdraw_slice(service, name.name);
             }
             return;
         };
         let service = SliceRow::packed_service(&row).into();
         let service = self.known_service(&ServiceName { namespace: name.namespace.clone(), name: service });
-        // Reuses a name that is already in the store: one text for all of its users.
-        let (name, before) = match self.service_of.entry(name) {
-            Entry::Vacant(entry) => (entry.insert_entry(service.clone()).key().name.clone(), None),
-            Entry::Occupied(mut entry) => (entry.key().name.clone(), Some(entry.insert(service.clone()))),
-        };
         if let Some(before) = before.filter(|before| *before != service) {
-            self.withdraw_slice(before, name.clone());
+            self.withdraw_slice(before, name.name.clone());
         }
         self.mark(service.clone());
-        self.slices.insert((service, name), row);
+        let is_like = services_of_name(&name.name).any(|like| *like == *service.name);
+        self.slices.insert((service.clone(), name.name.clone()), row);
+        if is_like {
+            self.unlike_names.remove(&name);
+        } else {
+            self.unlike_names.insert(name, service);
+        }
     }
 
     fn withdraw_slice(&mut self, service: Arc<ServiceName>, name: Arc<str>) {
@@ -677,6 +693,17 @@ pub(super) fn refill<Key: Ord, Value>(rows: &mut BTreeMap<Key, Value>) {
     *rows = std::mem::take(rows).into_iter().collect();
 }
 
+/// Name of a slice, which is in the namespace of its Service.
+fn slice_name(service: &ServiceName, name: &Arc<str>) -> ObjectName {
+    ObjectName { namespace: service.namespace.clone(), name: name.clone() }
+}
+
+/// Names of Services whose slice may have this name: what precedes a hyphen, the longest first, and the whole name.
+fn services_of_name(slice: &str) -> impl Iterator<Item = &str> {
+    let beginnings = slice.rmatch_indices('-').filter_map(|(at, _)| slice.get(..at));
+    beginnings.chain([slice])
+}
+
 /// Name of an object as the store has it: that of a Node has no namespace.
 fn scoped(kind: ResourceKind, name: ObjectName) -> ObjectName {
     if kind == ResourceKind::Nodes { ObjectName::new("", name.name) } else { name }
@@ -707,6 +734,34 @@ mod tests {
 
     fn problems(store: &Store) -> Vec<String> {
         store.problems().map(ToString::to_string).collect()
+    }
+
+    /// A slice moves between Services with which its name begins, and others.
+    #[test]
+    fn a_slice_is_found_whatever_its_service_is_called() {
+        let slice = |service: &str| {
+            let metadata = serde_json::json!({"name": "web-api-x", "labels": {"kubernetes.io/service-name": service}});
+            let object = serde_json::json!({"metadata": metadata, "addressType": "IPv4"});
+            Event::EndpointSlice(serde_json::from_value(object).unwrap())
+        };
+        let name = || ObjectName::new("default", "web-api-x");
+        let services = ["web-api-x", "web", "other", "web-api", "we", "web-", "other"];
+        let mut store = Store::default();
+        for service in services {
+            store.apply(slice(service));
+            assert_eq!(store.slice(&name()).map(|row| row.service).as_deref(), Some(service));
+            for other in services {
+                let count = usize::from(other == service);
+                assert_eq!(store.slices(&ServiceName::new("default", other)).count(), count, "{other} {service}");
+            }
+            assert!(store.slice(&ObjectName::new("other", "web-api-x")).is_none());
+        }
+        for service in services {
+            store.apply(slice(service));
+            store.apply(Event::Deleted(ResourceKind::EndpointSlices, name()));
+            assert!(store.slice(&name()).is_none(), "{service}");
+            assert!(store.slices.is_empty() && store.unlike_names.is_empty(), "{service}");
+        }
     }
 
     #[test]
