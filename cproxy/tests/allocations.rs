@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 /// Allocations for an object that was decoded to an event: its row, the changes from it, and the operations.
 const ALLOCATIONS_MAX: u64 = 55;
 /// Memory of a thousand Services with ten endpoints each.
-const KEPT_BYTES_MAX: i64 = 700_000;
+const KEPT_BYTES_MAX: i64 = 620_000;
 /// Peak of memory, besides the text, while a file with these is read.
 const FILE_BYTES_MAX: u64 = 800_000;
 
