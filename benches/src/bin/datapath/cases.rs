@@ -228,6 +228,9 @@ pub(crate) const SUITES: [Suite; 9] = [
             }),
             Case::new(TO_SERVICE, Attached::Cproxy, |peers, meter| tcp_life(peers, meter, |peers, _| peers.vip())),
             Case::new("to pods", Attached::Cproxy, |peers, meter| tcp_life(peers, meter, Peers::pod_tcp)),
+            Case::new("to pods, empty programs", Attached::Empty, |peers, meter| {
+                tcp_life(peers, meter, Peers::pod_tcp)
+            }),
         ],
         new_state: None,
     },

@@ -140,10 +140,11 @@ impl Peers {
         SocketAddr::new(self.family.down(), VIP_PORT)
     }
 
-    /// The TCP address of a pod. Any number is valid and wraps, so that clients meet all pods as a Service's do.
+    /// The TCP address of a pod, in an order like that of a Service's choices. Over IPv6, the kernel takes some 200 ns
+    /// longer for pods in turn.
     pub(crate) fn pod_tcp(&self, number: usize) -> SocketAddr {
-        let host = number % usize::from(PODS) + 1;
-        SocketAddr::new(self.family.pod(host as u8), TCP_PORT)
+        let random = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        SocketAddr::new(self.family.pod((random % u64::from(PODS)) as u8 + 1), TCP_PORT)
     }
 
     /// The UDP address of a pod.
