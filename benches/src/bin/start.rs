@@ -1,5 +1,5 @@
-//! Time from the agent's start to a complete table, phase by phase, and its CPU time: from manifests, so that no network
-//! takes part, from an API server, and through a relay.
+//! Time from the agent's start to a complete table, phase by phase, and its CPU time: from manifests, so that no
+//! network takes part, from an API server, and through a relay.
 
 use std::path::PathBuf;
 

@@ -170,11 +170,6 @@ impl KernelMaps {
     /// # Errors
     /// The first write that failed; none after it was tried.
     pub fn apply(&mut self, ops: &[Op]) -> Result<(), TableError> {
-        // Replacements of different maps that follow each other wait for one grace period together.
-        let are_together = |one: &Op, next: &Op| {
-            let (one, next) = (replaced_map(one), replaced_map(next));
-            one.is_some() && one < next
-        };
         ops.chunk_by(are_together).try_for_each(|ops| match ops {
             [op] => self.apply_one(op),
             ops => self.replace_maps(ops),
@@ -242,13 +237,22 @@ impl KernelMaps {
         }
     }
 
-    /// Replaces maps, each by one operation.
+    /// Replaces maps, each by one operation. Memory may suffice for the first of them.
     fn replace_maps(&mut self, ops: &[Op]) -> Result<(), TableError> {
-        let new = ops.iter().filter_map(|op| self.replacement(op)).collect::<Result<Vec<_>, _>>()?;
+        let (mut new, mut made) = (Vec::new(), Ok(()));
+        for replacement in ops.iter().map_while(|op| self.replacement(op)) {
+            match replacement {
+                Ok(replacement) => new.push(replacement),
+                Err(error) => {
+                    made = Err(error);
+                    break;
+                }
+            }
+        }
         let outcomes = put_in_force(&self.outer, &new);
         let replaced = new.into_iter().zip(outcomes).map(|(new, outcome)| outcome.map(|()| self.go_on_with(new)));
         // Those that were replaced are in use from now on, whatever has become of the others.
-        replaced.fold(Ok(()), Result::and)
+        replaced.fold(Ok(()), Result::and).and(made)
     }
 
     /// Map that an operation puts in the place of another one, with its content.
@@ -460,6 +464,12 @@ fn replaced_map(op: &Op) -> Option<usize> {
     }
 }
 
+/// Whether two operations that follow each other replace different maps: these wait for one grace period together.
+fn are_together(one: &Op, next: &Op) -> bool {
+    let (one, next) = (replaced_map(one), replaced_map(next));
+    one.is_some() && one < next
+}
+
 /// Replacement of an array by one of another size, with as much of its content as fits. It is not in force yet.
 fn resized(outer: &ResizableMap, old: &MappedArray, capacity: u32) -> Result<MappedArray, TableError> {
     let (name, InnerMap { map, .. }) = (outer.name(), outer.create(capacity)?);
@@ -542,6 +552,17 @@ mod tests {
         let mut back: Vec<_> = slots.into_iter().map(backend).collect();
         back.sort_unstable();
         assert_eq!(back, run);
+    }
+
+    #[test]
+    fn replacements_of_different_maps_are_made_together() {
+        let frontends = || Op::ReplaceFrontends { capacity: 1, frontends: Vec::new(), addresses: Vec::new() };
+        let groups = |ops: &[Op]| ops.chunk_by(are_together).map(<[Op]>::len).collect::<Vec<_>>();
+        let growth = [Op::RaiseEpoch, Op::ResizeSets(2), Op::ResizeBackends(3), frontends(), Op::RaiseEpoch];
+        assert_eq!(groups(&growth), [1, 3, 1]);
+        let same_map = [Op::ResizeBackends(2), Op::ResizeBackends(3), Op::ResizeSets(2), Op::ResizeBackends(4)];
+        assert_eq!(groups(&same_map), [1, 1, 2], "a map is replaced once at a time");
+        assert_eq!(groups(&[Op::RaiseEpoch, Op::RaiseEpoch]), [1, 1]);
     }
 
     #[test]
