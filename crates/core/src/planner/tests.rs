@@ -237,6 +237,11 @@ fn service(step: ServiceStep) -> Service {
     .unwrap()
 }
 
+/// Begins with the name of a Service, which may be the slice's.
+fn slice_name(name: u8) -> String {
+    format!("s{}-{name}", name / 2)
+}
+
 fn slice(step: SliceStep) -> EndpointSlice {
     let SliceStep { name, service, v6, ports, endpoints, not_ready, terminating, not_serving, elsewhere, hints } = step;
     let ports: Vec<_> = bits(ports)
@@ -258,7 +263,7 @@ fn slice(step: SliceStep) -> EndpointSlice {
         })
         .collect();
     let object = json!({
-        "metadata": {"name": format!("slice{name}"), "namespace": "n",
+        "metadata": {"name": slice_name(name), "namespace": "n",
                      "labels": {"kubernetes.io/service-name": format!("s{service}")}},
         "addressType": if v6 { "IPv6" } else { "IPv4" }, "ports": ports, "endpoints": endpoints,
     });
@@ -294,7 +299,7 @@ impl Cluster {
             }
             Step::SliceGone { name } => {
                 self.slices.remove(name);
-                vec![Event::Deleted(ResourceKind::EndpointSlices, ObjectName::new("n", format!("slice{name}")))]
+                vec![Event::Deleted(ResourceKind::EndpointSlices, ObjectName::new("n", slice_name(*name)))]
             }
             Step::Node { zone, addresses } => {
                 let node = node(*zone, *addresses);
@@ -329,7 +334,7 @@ impl Cluster {
             Step::Unreadable(kind, name) => {
                 let name = match kind {
                     ResourceKind::Services => ObjectName::new("n", format!("s{name}")),
-                    ResourceKind::EndpointSlices => ObjectName::new("n", format!("slice{name}")),
+                    ResourceKind::EndpointSlices => ObjectName::new("n", slice_name(*name)),
                     ResourceKind::Nodes => ObjectName::new("", NODE),
                 };
                 let unreadable = Event::Unreadable { kind: *kind, name: Some(name), message: "why".to_owned() };
