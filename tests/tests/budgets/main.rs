@@ -36,8 +36,8 @@ const LARGE_MAPS_BYTES: u64 = 4 * MIB;
 /// Limit after shrinking. A map shrinks only to a quarter of its size or less, so it may stay up to four times as large
 /// as needed.
 const SHRUNK_MAPS_BYTES: u64 = 512 * KIB;
-const LARGE_PEAK_BYTES: u64 = 16 * MIB;
-const LARGE_ANONYMOUS_BYTES: u64 = 6 * MIB;
+const LARGE_PEAK_BYTES: u64 = 13 * MIB;
+const LARGE_ANONYMOUS_BYTES: u64 = 5 * MIB;
 const VERIFIED_INSTRUCTIONS: u64 = 2_300;
 
 /// Limit on the start, ten times its expected duration on two shared CPUs.
