@@ -59,9 +59,6 @@ enum Replacement {
     Backends(MappedArray, u32),
 }
 
-/// Stack of a thread that puts a map in force: it makes a few system calls and holds a path.
-const STACK_BYTES: usize = 64 << 10;
-
 /// An array map, and its memory.
 #[derive(Debug)]
 struct MappedArray {
@@ -505,8 +502,8 @@ fn put_in_force(outer: &[ResizableMap; 3], new: &[Replacement]) -> Vec<Result<()
     thread::scope(|scope| {
         let mut running = Vec::new();
         for &(outer, map) in others {
-            let thread = thread::Builder::new().stack_size(STACK_BYTES);
-            running.push((thread.spawn_scoped(scope, move || outer.replace(map)), outer, map));
+            // Its stack is of the usual size: the C library keeps it for the next thread.
+            running.push((thread::Builder::new().spawn_scoped(scope, move || outer.replace(map)), outer, map));
         }
         let last = last_outer.replace(last);
         let ended = running.into_iter().map(|(spawned, outer, map)| match spawned {
