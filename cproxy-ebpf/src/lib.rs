@@ -319,7 +319,8 @@ pub struct SocketState {
 /// Flag of the agent's own sockets, which are never translated.
 pub const SOCKET_UNTRANSLATED: u32 = 1;
 
-/// Number of places for the peers of TCP sockets in the first level, a power of two. They take 96 KiB.
+/// Number of places for the peers of TCP sockets in the first level, a power of two. They take 98 KiB, with what the
+/// maps need themselves.
 pub const TCP_PLACES: u32 = 2_048;
 
 /// Number of levels of places beyond the first one. The agent adds them in their order, and removes the last one first.
@@ -375,7 +376,7 @@ pub const fn is_tcp_moving(owner: u64) -> bool {
     (owner ^ (owner << 1)) >> 63 != 0
 }
 
-/// A place in one of the levels: bits 0..28 are its index, bits 28..30 its level and one more; or no place.
+/// A place in one of the levels: bits 0..28 are its index, bits 28..30 its level plus one; 0 is no place.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpPlaceId(pub u32);

@@ -1,4 +1,4 @@
-//! A table of descriptors for one thread: the limit on open files is for each table, and not everybody may raise it.
+//! A table of descriptors for one thread: the limit on open files holds for each table.
 
 use std::io;
 

@@ -12,7 +12,7 @@ pub(super) struct EarlyEvents {
     pub(super) store: Store,
     /// Measures for `status_http`, if it serves.
     pub(super) measures: Option<Box<Measures>>,
-    /// Events that the loop receives first: from the first one on that changes more than a list under way.
+    /// Events for the loop: the first one that does more than begin or continue a list, and all after it.
     pub(super) rest: Vec<Event>,
 }
 
@@ -22,7 +22,7 @@ impl EarlyEvents {
         Self { store, measures, rest: Vec::new() }
     }
 
-    /// Receives events until `work` is done, or until one is the loop's.
+    /// Waits for `work`, and receives events meanwhile until one is the loop's.
     pub(super) async fn receive<R>(
         &mut self,
         events: &mut mpsc::Receiver<Vec<Event>>,

@@ -95,7 +95,7 @@ const ROWS: [Row; 36] = [
         "tcp_places_room",
         "cproxy_tcp_places_room",
         Gauge,
-        "Places that there are now; their limit is reached by need.",
+        "Places that there are now: more are added while they are needed.",
     ),
     row("tcp_without_place", "cproxy_tcp_without_place_total", Counter, "Connects that found no place for their peer."),
     row("udp_flows_evicted", "cproxy_udp_flows_evicted", Gauge, "Entries of UDP flows that newer ones have evicted."),

@@ -81,10 +81,10 @@ pub enum Op {
     SetOwnAddresses(Vec<Address>),
     /// Frees places of TCP sockets that still have these owners.
     FreeTcpPlaces(Vec<TcpPlace>),
-    /// Adds a level of places for TCP sockets, or opens the last one again. Nothing if there are all levels.
+    /// Adds a level of places for TCP sockets, or opens the last one again. Does nothing if all levels exist.
     GrowTcpPlaces,
     /// Closes the last further level of places for TCP sockets, moves peers to the levels below it, and removes it if
-    /// it then has none. Includes an [`Op::Drain`]. Nothing without a further level.
+    /// it then has none. Includes an [`Op::Drain`]. Does nothing without a further level.
     ShrinkTcpPlaces,
     /// Waits for a grace period: every program that runs now has ended.
     Drain,

@@ -24,23 +24,24 @@ use cproxy_tests::{
 use rustix::net::{SocketType, connect, sockopt};
 use serde_json::Value;
 
-/// Threads that hold connections, each with a Service of its own, and their frontends: one for each family.
+/// Number of threads. Each holds connections to a Service of its own, which has a frontend of each family.
 pub(crate) const THREADS: usize = 3;
 pub(crate) const FRONTENDS: usize = 2 * THREADS;
 
-/// First place among the Services, and pod, behind those that others use.
+/// Index of the first of these Services, and number of its pod, after those that others use.
 const FIRST_SERVICE: usize = SERVICES + 3;
 const FIRST_POD: u32 = LONER + 5;
 const FIRST_PORT: u16 = 8070;
 
-/// Connections of a thread in the order of time: 20,000 together at most. The first level has 2,048 places, the second
-/// one 16,384.
+/// Numbers of connections of one thread, one after the other: 20,100 of all threads at most. The first level has 2,048
+/// places, the second one 16,384.
 const NUMBERS: [usize; 4] = [6_700, 100, 1_500, 6_700];
 
 /// Time at each number.
 const STAY: Duration = Duration::from_secs(12);
 
-/// Most connections that are opened or closed between two looks at all, and how many are replaced.
+/// Most connections that are opened, and most surplus ones that are closed, between two looks at all; and how many are
+/// replaced then.
 const OPENED_MAX: usize = 500;
 const REPLACED: usize = 10;
 

@@ -1,5 +1,6 @@
-//! The places of TCP sockets: which sockets have one, and that no socket keeps one for ever. Sockets that the kernel
-//! opens for itself, here those behind MPTCP connections, end without the hook that frees a place.
+//! The places of TCP sockets: which sockets have one, that no socket keeps one for ever, and that their number follows
+//! that of the connections. Sockets that the kernel opens for itself, here those behind MPTCP connections, end without
+//! the hook that frees a place.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call is a failed test")]
 

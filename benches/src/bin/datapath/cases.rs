@@ -226,7 +226,8 @@ pub(crate) const SUITES: [Suite; 9] = [
             Case::new("to pods, nothing attached", Attached::Nothing, |peers, meter| {
                 tcp_life(peers, meter, Peers::pod_tcp)
             }),
-            Case::new(TO_SERVICE, Attached::Cproxy, |peers, meter| tcp_life(peers, meter, |peers, _| peers.vip())),
+            Case::new(TO_SERVICE, Attached::Cproxy, |peers, meter| tcp_life(peers, meter, |peers, _| peers.vip()))
+                .at_most(1.015),
             Case::new("to pods", Attached::Cproxy, |peers, meter| tcp_life(peers, meter, Peers::pod_tcp)),
             Case::new("to pods, empty programs", Attached::Empty, |peers, meter| {
                 tcp_life(peers, meter, Peers::pod_tcp)

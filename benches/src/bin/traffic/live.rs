@@ -45,7 +45,7 @@ const TOUR_MAX: f64 = 1.03;
 const PLACES_MAX: Duration = Duration::from_secs(90);
 const PLACES_PAUSE: Duration = Duration::from_millis(500);
 
-/// Only this part of the benchmark.
+/// Runs only this part of the benchmark.
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let mut report = Report::new("connect");
     report.samples = json!({});
@@ -115,7 +115,7 @@ fn shares(count: u32, parts: u32) -> impl Iterator<Item = u32> {
     (0..parts).map(move |part| count / parts + u32::from(part < count % parts))
 }
 
-/// Measures connections to `services` Services in random order, another one in each round.
+/// Measures connections to `services` Services in another random order each round.
 fn measure_tour(arena: &mut Arena<'_>, plan: &Plan, services: u32) -> Result<Measured> {
     let vips: Vec<_> = (0..services).map(tour_vip).collect();
     let objects = (0..services).flat_map(tour_objects);

@@ -1,9 +1,10 @@
 //! Background task that frees TCP places whose sockets are closed; see
-//! [`cproxy_datapath::sockets::find_missing_owners`]. It also has the number of places follow that of the connections.
+//! [`cproxy_datapath::sockets::find_missing_owners`]. It also has places added while there are many connections, and
+//! removed afterwards.
 //!
 //! Two things lead to a search. When the task that owns the table is awake anyway, it looks whether places become
 //! scarce. And the programs send a message when a socket has found no place, which costs nothing until then. At rest
-//! nothing wakes the agent. While there are more places than at the start, it looks each half minute whether fewer are
+//! nothing wakes the agent. While there is a further level of places, it looks each half minute whether fewer are
 //! enough.
 
 use std::{
@@ -32,8 +33,8 @@ const INTERVAL_MIN: Duration = Duration::from_secs(10);
 const INTERVAL_FACTOR: u32 = 300;
 /// Time from a search that has added places to the next one: there may be far more connections.
 const GROWTH_INTERVAL: Duration = Duration::from_secs(1);
-/// Least time from a search that has changed nothing, although a socket has found no place, to the next one for that
-/// reason: few connections, and a socket now and then whose places are both taken.
+/// Least time to the next search for this reason, from one that has changed nothing although a socket had found no
+/// place: few connections live, and both places of a socket are taken now and then.
 const IDLE_INTERVAL_MIN: Duration = Duration::from_secs(60);
 /// Time from a message of the programs to the search: connects that come in a storm are then seen together.
 const GATHERING: Duration = Duration::from_millis(250);

@@ -497,8 +497,8 @@ fn filled(
 
 /// Puts maps in force, all at the same time, since each waits for a grace period.
 fn put_in_force(outer: &[ResizableMap; 3], new: &[Replacement]) -> Vec<Result<(), TableError>> {
-    let places: Vec<_> = new.iter().map(|new| new.place(outer)).collect();
-    let Some((&(last_outer, last), others)) = places.split_last() else { return Vec::new() };
+    let targets: Vec<_> = new.iter().map(|new| new.target(outer)).collect();
+    let Some((&(last_outer, last), others)) = targets.split_last() else { return Vec::new() };
     thread::scope(|scope| {
         let mut running = Vec::new();
         for &(outer, map) in others {
@@ -516,7 +516,7 @@ fn put_in_force(outer: &[ResizableMap; 3], new: &[Replacement]) -> Vec<Result<()
 
 impl Replacement {
     /// Where it is put in force, and its descriptor.
-    fn place<'a>(&'a self, outer: &'a [ResizableMap; 3]) -> (&'a ResizableMap, BorrowedFd<'a>) {
+    fn target<'a>(&'a self, outer: &'a [ResizableMap; 3]) -> (&'a ResizableMap, BorrowedFd<'a>) {
         let [of_frontends, of_sets, of_backends] = outer;
         match self {
             Self::Frontends(_, map, _) => (of_frontends, map.as_fd()),

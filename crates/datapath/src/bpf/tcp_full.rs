@@ -11,7 +11,7 @@ use super::{
     pins::PinDir,
 };
 
-/// The message. The programs send none while one is there, so whoever reads it decides when the next one may come.
+/// The message. The programs send no other one until it is read, so its reader decides when the next one may come.
 pub struct TcpFull(RingBuf<MapData>);
 
 impl TcpFull {

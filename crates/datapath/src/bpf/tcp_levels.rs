@@ -55,7 +55,8 @@ impl Levels {
         found.filter_map(Result::transpose).collect()
     }
 
-    /// All levels that exist. A level that has lost its pins is replaced by an empty one: nobody can open it.
+    /// All levels that exist. A level that has lost its pins is replaced by an empty one, since its maps can no
+    /// longer be opened.
     pub(super) fn take_over(&self) -> Result<Vec<LevelMaps>, TableError> {
         let mut levels = Vec::new();
         for spec in TCP_LEVELS {

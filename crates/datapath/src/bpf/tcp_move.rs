@@ -1,10 +1,11 @@
 //! Moves the peer of a TCP socket from the last level of places to one below it, while the programs use both.
 //!
-//! Let `c` be the cookie of the socket, `P` its place in the last level, which is to go. `M` is [`tcp_moving`] of the
+//! Let `c` be the cookie of the socket, and `P` its place in the last level; that level is to go. `Q` is a place of the
+//! socket in a level below, which was free. `M` is [`tcp_moving`] of the
 //! cookie, which no socket has. Places of that level are not free but closed ([`TCP_PLACE_CLOSED`]), so that sockets
 //! claim none. A place that a program frees there may be claimed until the agent closes it.
 //!
-//! | step | `P` | `Q`, a place below |
+//! | step | `P` | `Q` |
 //! |---|---|---|
 //! | [`begin`]: reserve | `c` | free -> `M` |
 //! | [`begin`]: freeze | `c` -> `M` | `M` |
@@ -54,7 +55,8 @@ pub(super) struct Move {
     to: TcpPlaceId,
 }
 
-/// Begins to move the peer at a place of the last level. `None` if the place is free, or none below it is.
+/// Begins to move the peer at a place of the last level. `None` if the place has no owner or is being moved, if no
+/// place below is free, or if the socket has left its place meanwhile.
 pub(super) fn begin(places: &impl Places, from: TcpPlaceId) -> Option<Move> {
     let cookie = places.owner(from);
     if cookie == TCP_PLACE_FREE || is_tcp_moving(cookie) {

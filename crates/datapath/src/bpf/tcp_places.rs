@@ -1,7 +1,10 @@
 //! The places of TCP sockets as the agent uses them. Programs claim and free places at any time, so the agent changes
 //! an owner only by compare-and-exchange.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    iter,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use aya::maps::{Array, Map, MapData, MapError};
 use cproxy_core::TcpPlace;
@@ -89,7 +92,7 @@ struct FurtherLevel {
 impl FurtherLevel {
     fn new(maps: LevelMaps) -> Result<Self, TableError> {
         let size_bytes = tcp_level_places(maps.spec.level) as usize * size_of::<u64>();
-        Ok(Self { owners: Mapping::new(&maps.owners, OWNERS, size_bytes)?, maps })
+        Ok(Self { owners: Mapping::new(&maps.owners, maps.spec.pins[0], size_bytes)?, maps })
     }
 
     fn level(&self) -> u32 {
@@ -106,7 +109,7 @@ impl FurtherLevel {
         count(&self.owners, |owner| owner != TCP_PLACE_CLOSED) == 0
     }
 
-    /// Replaces all owners of one kind by another one, which stand for no socket.
+    /// Replaces each owner `from` by `to`; neither is a socket's.
     fn replace_owners(&self, from: u64, to: u64) {
         for owner in self.owners.words().iter().filter(|owner| owner.load(Ordering::Relaxed) == from) {
             owner.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).ok();
@@ -118,14 +121,30 @@ fn word(owners: &Mapping, index: u32) -> Option<&AtomicU64> {
     owners.word(index as usize * size_of::<u64>())
 }
 
-/// Number of words that are so.
+/// Number of words that fulfil `is_it`.
 fn count(owners: &Mapping, is_it: impl Fn(u64) -> bool) -> u32 {
     owners.words().iter().filter(|owner| is_it(owner.load(Ordering::Relaxed))).count() as u32
 }
 
-/// Number of words that are the owner of a place.
-fn taken(owners: &Mapping) -> u32 {
-    count(owners, |owner| ![TCP_PLACE_FREE, TCP_PLACE_CLOSED].contains(&owner))
+/// Use of one level.
+#[derive(Default)]
+struct LevelUsage {
+    taken: u32,
+    closed: u32,
+}
+
+impl LevelUsage {
+    /// Reads each owner once: the agent asks whenever it is awake.
+    fn of(owners: &[AtomicU64]) -> Self {
+        owners.iter().fold(Self::default(), |mut usage, owner| {
+            match owner.load(Ordering::Relaxed) {
+                TCP_PLACE_FREE => {}
+                TCP_PLACE_CLOSED => usage.closed += 1,
+                _ => usage.taken += 1,
+            }
+            usage
+        })
+    }
 }
 
 impl TcpPlaces {
@@ -149,17 +168,17 @@ impl TcpPlaces {
     }
 
     pub(super) fn usage(&self) -> TcpPlacesUsage {
-        let mut taken_further = self.further.iter().map(|level| taken(&level.owners));
         let without_place = word(&self.owners, TCP_WITHOUT_PLACE).map_or(0, |count| count.load(Ordering::Relaxed));
-        // The mapping has the counter, and nothing behind it.
-        let (taken_first, last) = (taken(&self.owners) - u32::from(without_place != 0), self.further.len() as u32);
-        TcpPlacesUsage {
-            taken: taken_first + taken_further.clone().sum::<u32>(),
-            taken_in_last: taken_further.next_back().unwrap_or(taken_first),
-            without_place,
-            further_levels: last,
-            is_shrinking: self.further.last().is_some_and(FurtherLevel::is_closed),
+        // Behind the places of the first level is that counter.
+        let first = self.owners.words().get(..TCP_PLACES as usize).unwrap_or_default();
+        let mut usage = TcpPlacesUsage { without_place, ..TcpPlacesUsage::default() };
+        for owners in iter::once(first).chain(self.further.iter().map(|level| level.owners.words())) {
+            let LevelUsage { taken, closed } = LevelUsage::of(owners);
+            (usage.taken_in_last, usage.is_shrinking) = (taken, closed > 0);
+            usage.taken += taken;
         }
+        usage.further_levels = self.further.len() as u32;
+        usage
     }
 
     /// Number of places that were freed since the maps were opened.
@@ -174,7 +193,7 @@ impl TcpPlaces {
         self.freed += freed as u64;
     }
 
-    /// Adds a level, or opens the last one again; nothing if there are all.
+    /// Adds a level, or opens the last one again. Does nothing if all levels exist.
     pub(super) fn grow(&mut self, wait_for_programs: impl Fn() -> Result<(), TableError>) -> Result<(), TableError> {
         if let Some(last) = self.further.last().filter(|last| last.is_closed()) {
             // A program may still read a peer that was moved: nobody writes in its place before that has ended.
