@@ -318,7 +318,8 @@ impl Table {
 fn resize_of_tcp_places(demand: TcpPlaceDemand, usage: TcpPlacesUsage) -> Option<Op> {
     let fits_below = usage.taken <= usage.smaller_room() / 8;
     match demand {
-        TcpPlaceDemand::More { living } if living >= usage.room() / 4 => Some(Op::GrowTcpPlaces),
+        // Those that lived may have gone since.
+        TcpPlaceDemand::More { living } if living.min(usage.taken) >= usage.room() / 4 => Some(Op::GrowTcpPlaces),
         TcpPlaceDemand::None if usage.further_levels > 0 && (usage.is_shrinking || fits_below) => {
             Some(Op::ShrinkTcpPlaces)
         }
@@ -368,6 +369,7 @@ mod tests {
         let quarter = TCP_PLACES / 4;
         assert_eq!(more(quarter - 1, usage(TCP_PLACES, 0, false)), None, "the others have gone");
         assert_eq!(more(quarter, usage(TCP_PLACES, 0, false)), Some(Op::GrowTcpPlaces));
+        assert_eq!(more(quarter, usage(quarter - 1, 0, false)), None, "they have gone since");
         assert_eq!(more(quarter * 9 - 1, usage(TCP_PLACES * 9, 1, false)), None);
         assert_eq!(more(quarter * 9, usage(TCP_PLACES * 9, 1, false)), Some(Op::GrowTcpPlaces));
         assert_eq!(more(quarter, usage(TCP_PLACES, 1, true)), Some(Op::GrowTcpPlaces), "the level that goes stays");

@@ -16,7 +16,7 @@ use std::{
 };
 
 use cproxy_datapath::{
-    bpf::{PinDir, TableError, TcpFull, TcpPlacesUsage},
+    bpf::{PinDir, TCP_PLACES_MAX, TableError, TcpFull, TcpPlacesUsage},
     sockets::{self, GoneOwners, MissingOwners, SocketsError},
 };
 use tokio::{
@@ -58,6 +58,8 @@ struct Pace {
     is_full: bool,
     /// Places that the last search has left taken.
     kept: u32,
+    /// Whether a level may go if owners that have gone are found.
+    may_shrink: bool,
 }
 
 impl Pace {
@@ -66,18 +68,23 @@ impl Pace {
     fn is_due(&self, usage: TcpPlacesUsage, now: Instant) -> bool {
         let is_time = !self.is_searching && self.not_before.is_none_or(|at| at <= now);
         let is_scarce = usage.taken.saturating_sub(self.kept) > usage.room().saturating_sub(self.kept) / 2;
-        is_time && usage.taken > 0 && (is_scarce || usage.without_place != self.usage.without_place)
+        let is_full = usage.without_place != self.usage.without_place;
+        is_time && usage.taken > 0 && (is_scarce || is_full || self.may_shrink && usage.taken > self.kept)
     }
 
     fn begin(&mut self, usage: TcpPlacesUsage) {
         self.is_full = usage.without_place != self.usage.without_place;
-        (self.is_searching, self.usage) = (true, usage);
+        (self.is_searching, self.may_shrink, self.usage) = (true, false, usage);
     }
 
     fn end(&mut self, found: Option<&Found>, now: Instant) {
         self.is_searching = false;
         self.not_before = Some(match found {
             Some(Found { has_grown: true, .. }) => now + GROWTH_INTERVAL,
+            // More places may be needed.
+            Some(_) if self.latest.taken >= self.latest.room() / 4 && self.latest.room() < TCP_PLACES_MAX => {
+                now + INTERVAL_MIN
+            }
             Some(found) => now + (found.cpu * INTERVAL_FACTOR).max(INTERVAL_MIN),
             None => now + INTERVAL_MIN,
         });
@@ -167,6 +174,8 @@ pub(in crate::agent) struct TcpPlaceSweeper {
     unmet: Option<u32>,
     /// A kernel that cannot list sockets fails each time.
     last_failure: Option<String>,
+    /// Without memory, each attempt to add places fails.
+    last_growth_failure: Option<String>,
 }
 
 impl TcpPlaceSweeper {
@@ -174,7 +183,16 @@ impl TcpPlaceSweeper {
         let now = Instant::now();
         // An earlier agent may have added places.
         let looks_at = Some(now + FIRST_LOOK);
-        Self { pins, watch, mailbox, heeds_message_from: now, looks_at, unmet: None, last_failure: None }
+        Self {
+            pins,
+            watch,
+            mailbox,
+            heeds_message_from: now,
+            looks_at,
+            unmet: None,
+            last_failure: None,
+            last_growth_failure: None,
+        }
     }
 
     /// Runs for ever.
@@ -242,13 +260,17 @@ impl TcpPlaceSweeper {
         let before = self.watch.with_pace(|pace| pace.usage.room());
         match self.resize(TcpPlaceDemand::More { living }).await {
             Ok(usage) => {
+                self.last_growth_failure = None;
                 if usage.further_levels > 0 {
                     self.looks_at.get_or_insert_with(|| Instant::now() + LOOK_INTERVAL);
                 }
                 usage.room() > before
             }
             Err(error) => {
-                tracing::warn!("TCP sockets get no more places: {error}");
+                if self.last_growth_failure.as_ref() != Some(&error) {
+                    tracing::warn!("TCP sockets get no more places: {error}");
+                }
+                self.last_growth_failure = Some(error);
                 self.unmet = Some(living);
                 self.looks_at = Some(Instant::now() + RETRY_INTERVAL);
                 false
@@ -258,6 +280,8 @@ impl TcpPlaceSweeper {
 
     /// Has places removed if fewer are enough.
     async fn shrink(&mut self) {
+        // Owners that have gone may keep a level. The loop looks after this order whether a search is due.
+        self.watch.with_pace(|pace| pace.may_shrink = pace.latest.further_levels > 0);
         let mut before = None;
         loop {
             let usage = match self.resize(TcpPlaceDemand::None).await {
@@ -331,6 +355,13 @@ mod tests {
         assert!(!pace.is_due(usage(half + half / 2, 0), now) && pace.is_due(usage(half + half / 2 + 1, 0), now));
         pace.kept = TCP_PLACES;
         assert!(!pace.is_due(usage(TCP_PLACES, 0), now), "all of them live");
+        pace.may_shrink = true;
+        assert!(
+            !pace.is_due(usage(TCP_PLACES, 0), now) && pace.is_due(usage(TCP_PLACES + 1, 0), now),
+            "one may have gone"
+        );
+        pace.begin(usage(TCP_PLACES + 1, 0));
+        assert!(!pace.may_shrink);
     }
 
     #[test]

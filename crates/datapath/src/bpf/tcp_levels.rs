@@ -14,7 +14,7 @@ use aya::maps::{Array, IterableMap as _, Map, MapData, MapInfo};
 use cproxy_ebpf::Translation;
 
 use super::{
-    error::{TableError, root_cause},
+    error::TableError,
     map_spec::{LevelSpec, MapShape, TCP_LEVELS, TCP_MORE_OWNERS, TCP_MORE_PEERS},
     open::{Access, open_map},
     pins::PinDir,
@@ -31,6 +31,14 @@ pub(super) struct Levels {
     access: Access,
     owners: MapData,
     peers: MapData,
+}
+
+/// State of a level.
+enum Found {
+    None,
+    Level(Box<LevelMaps>),
+    /// The programs use maps that have no pins, or not these.
+    Unpinned,
 }
 
 /// The maps of a level.
@@ -51,8 +59,18 @@ impl Levels {
 
     /// All levels that exist, the first one first.
     pub(super) fn all(&self) -> Result<Vec<LevelMaps>, TableError> {
-        let found = TCP_LEVELS.iter().map(|spec| self.find(*spec));
-        found.filter_map(Result::transpose).collect()
+        let mut levels = Vec::new();
+        for spec in TCP_LEVELS {
+            match self.find(spec)? {
+                Found::None => {}
+                Found::Level(maps) => levels.push(*maps),
+                Found::Unpinned => {
+                    let error = io::Error::other("the maps of a level are not pinned beside it");
+                    return Err(TableError::Pin(self.pins.object(TCP_MORE_OWNERS), error));
+                }
+            }
+        }
+        Ok(levels)
     }
 
     /// All levels that exist. A level that has lost its pins is replaced by an empty one, since its maps can no
@@ -60,35 +78,31 @@ impl Levels {
     pub(super) fn take_over(&self) -> Result<Vec<LevelMaps>, TableError> {
         let mut levels = Vec::new();
         for spec in TCP_LEVELS {
-            if self.id(spec)?.is_none() {
+            match self.find(spec)? {
                 // The rest of a level that was not finished, or not removed.
-                self.remove(spec)?;
-                continue;
-            }
-            levels.push(match self.find(spec) {
-                Ok(Some(maps)) => maps,
-                _ => {
+                Found::None => self.remove(spec)?,
+                Found::Level(maps) => levels.push(*maps),
+                Found::Unpinned => {
                     let maps = self.create(spec)?;
                     self.put(&maps)?;
-                    maps
+                    levels.push(maps);
                 }
-            });
+            }
         }
         Ok(levels)
     }
 
-    fn find(&self, spec: LevelSpec) -> Result<Option<LevelMaps>, TableError> {
-        let paths = self.paths(spec);
-        let mut failure = io::Error::other("the map of a level is not pinned beside it");
+    /// The maps of a level under its pins, which must be those that the programs use.
+    fn find(&self, spec: LevelSpec) -> Result<Found, TableError> {
         for _ in 0..TRIES {
-            let Some(id) = self.id(spec)? else { return Ok(None) };
-            match MapInfo::from_pin(&paths[0]) {
-                Ok(info) if info.id() == id => return self.open_level(spec).map(Some),
-                Err(error) if paths[0].exists() => failure = io::Error::other(root_cause(&error)),
-                Ok(_) | Err(_) => {}
+            let Some(owners) = self.id(TCP_MORE_OWNERS, &self.owners, spec)? else { return Ok(Found::None) };
+            let used = [Some(owners), self.id(TCP_MORE_PEERS, &self.peers, spec)?];
+            let [of_owners, of_peers] = self.paths(spec);
+            if used == [pinned_id(&of_owners)?, pinned_id(&of_peers)?] {
+                return Ok(Found::Level(self.open_level(spec)?.into()));
             }
         }
-        Err(TableError::Pin(self.pins.object(TCP_MORE_OWNERS), failure))
+        Ok(Found::Unpinned)
     }
 
     fn open_level(&self, spec: LevelSpec) -> Result<LevelMaps, TableError> {
@@ -105,9 +119,9 @@ impl Levels {
         LevelMaps::new(spec, open(&owners, spec.owners)?, open(&peers, spec.peers)?)
     }
 
-    fn id(&self, spec: LevelSpec) -> Result<Option<u32>, TableError> {
-        let failed = |error| TableError::Pin(self.pins.object(TCP_MORE_OWNERS), error);
-        inner_map_id(self.owners.fd().as_fd(), spec.element()).map_err(failed)
+    fn id(&self, name: &'static str, outer: &MapData, spec: LevelSpec) -> Result<Option<u32>, TableError> {
+        let failed = |error| TableError::Pin(self.pins.object(name), error);
+        inner_map_id(outer.fd().as_fd(), spec.element()).map_err(failed)
     }
 
     fn paths(&self, spec: LevelSpec) -> [PathBuf; 2] {
@@ -168,13 +182,22 @@ impl Levels {
     pub(super) fn remove(&self, spec: LevelSpec) -> Result<(), TableError> {
         for (name, outer) in [(TCP_MORE_OWNERS, &self.owners), (TCP_MORE_PEERS, &self.peers)] {
             let failed = |error| TableError::Pin(self.pins.object(name), error);
-            if inner_map_id(outer.fd().as_fd(), spec.element()).map_err(failed)?.is_some() {
+            if self.id(name, outer, spec)?.is_some() {
                 remove_inner_map(outer.fd().as_fd(), spec.element()).map_err(failed)?;
             }
         }
         // A pin that stays is removed with the next level, or by the next agent.
         self.paths(spec).into_iter().filter(|path| path.exists()).for_each(|path| drop(fs::remove_file(path)));
         Ok(())
+    }
+}
+
+/// Id of the map under a pin; `None` without a pin.
+fn pinned_id(path: &Path) -> Result<Option<u32>, TableError> {
+    match MapInfo::from_pin(path) {
+        Ok(info) => Ok(Some(info.id())),
+        Err(error) if path.exists() => Err(TableError::Open(path.to_owned(), error)),
+        Err(_) => Ok(None),
     }
 }
 

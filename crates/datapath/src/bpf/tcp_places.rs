@@ -249,7 +249,7 @@ impl TcpPlaces {
 
     /// Frees all places of the further levels, in the maps that are pinned.
     pub(super) fn free_further(pins: &PinDir) -> Result<(), TableError> {
-        for maps in Levels::open(pins, Access::ReadWrite)?.all()? {
+        for maps in Levels::open(pins, Access::ReadWrite)?.take_over()? {
             let level = FurtherLevel::new(maps)?;
             level.owners.words().iter().for_each(|owner| owner.store(TCP_PLACE_FREE, Ordering::Release));
         }

@@ -23,7 +23,7 @@ pub enum InstallError {
     #[error("cannot free the places of TCP sockets: {}", root_cause(.0))]
     TcpPlaces(MapError),
     /// Further places of TCP sockets could not be freed.
-    #[error("cannot create the BPF maps: {0}")]
+    #[error("cannot free the places of TCP sockets: {0}")]
     FurtherTcpPlaces(TableError),
     /// The resizable maps could not be created.
     #[error("cannot make the first maps: {0}")]
