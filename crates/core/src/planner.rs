@@ -344,7 +344,7 @@ impl TablePlanner {
         if kept.is_empty() {
             for (index, name) in names.into_iter().enumerate() {
                 self.publish_sets(name, desired(name), &mut batch);
-                // What comes next takes the memory that this frees.
+                // The nodes that this frees have room for the next sets.
                 if index.is_power_of_two() && batch.is_whole {
                     self.sets.refill();
                 }
