@@ -16,7 +16,7 @@ use aya::maps::{MapData, MapInfo};
 use super::{
     error::{TableError, root_cause},
     map_spec::{MapShape, MapSpec},
-    open::{Access, open_map},
+    open::{Access, open_map, pinned_map},
     pins::PinDir,
     syscalls::{inner_map_id, map_create, obj_pin, set_inner_map},
 };
@@ -107,10 +107,10 @@ impl ResizableMap {
         let Some(id) = self.id()? else { return Ok(None) };
         let mut failure = None;
         for path in self.spec.pins.iter().map(|name| self.pins.object(name)) {
-            match MapInfo::from_pin(&path) {
-                Ok(info) if info.id() == id => return Ok(Some((path, info))),
-                Err(error) if path.exists() => failure = Some(TableError::Open(path, error)),
-                Ok(_) | Err(_) => {}
+            match pinned_map(&path) {
+                Ok(Some(info)) if info.id() == id => return Ok(Some((path, info))),
+                Ok(_) => {}
+                Err(error) => failure = Some(error),
             }
         }
         failure.map_or(Ok(None), Err)

@@ -10,13 +10,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::{Array, IterableMap as _, Map, MapData, MapInfo};
+use aya::maps::{Array, IterableMap as _, Map, MapData};
 use cproxy_ebpf::Translation;
 
 use super::{
     error::TableError,
     map_spec::{LevelSpec, MapShape, TCP_LEVELS, TCP_MORE_OWNERS, TCP_MORE_PEERS},
-    open::{Access, open_map},
+    open::{Access, open_map, pinned_map},
     pins::PinDir,
     syscalls::{inner_map_id, map_create, obj_pin, remove_inner_map, set_inner_map},
 };
@@ -98,7 +98,8 @@ impl Levels {
             let Some(owners) = self.id(TCP_MORE_OWNERS, &self.owners, spec)? else { return Ok(Found::None) };
             let used = [Some(owners), self.id(TCP_MORE_PEERS, &self.peers, spec)?];
             let [of_owners, of_peers] = self.paths(spec);
-            if used == [pinned_id(&of_owners)?, pinned_id(&of_peers)?] {
+            let pinned = [pinned_map(&of_owners)?, pinned_map(&of_peers)?];
+            if used == pinned.map(|map| map.map(|map| map.id())) {
                 return Ok(Found::Level(self.open_level(spec)?.into()));
             }
         }
@@ -189,15 +190,6 @@ impl Levels {
         // A pin that stays is removed with the next level, or by the next agent.
         self.paths(spec).into_iter().filter(|path| path.exists()).for_each(|path| drop(fs::remove_file(path)));
         Ok(())
-    }
-}
-
-/// Id of the map under a pin; `None` without a pin.
-fn pinned_id(path: &Path) -> Result<Option<u32>, TableError> {
-    match MapInfo::from_pin(path) {
-        Ok(info) => Ok(Some(info.id())),
-        Err(error) if path.exists() => Err(TableError::Open(path.to_owned(), error)),
-        Err(_) => Ok(None),
     }
 }
 
