@@ -158,8 +158,8 @@ fn a_server_that_refuses_connections_is_resumed_without_a_list() {
     let address = world.relay().address();
     let begin = |world: &mut World<'_>| {
         drop(world.relay.take());
-        let line = world.wait_log("cannot watch services");
-        assert!(line.contains("Connection refused"), "{line}");
+        // A connection that the relay has not yet accepted is reset first, and the next one is refused.
+        world.wait_log("Connection refused");
     };
     world.survive(begin, |world| world.relay = Some(Relay::start_at(&sandbox, address, server())));
     world.audit.assert_one_list_each();
