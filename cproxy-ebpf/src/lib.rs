@@ -356,8 +356,12 @@ pub const TCP_FULL_MESSAGE_BYTES: u32 = TCP_FULL_BYTES / 4 * 3;
 pub const fn tcp_places(cookie: u64, level: u32) -> [u32; 2] {
     let places = tcp_level_places(level);
     let first = cookie as u32 & (places - 1);
-    [first, first ^ (places / 2) ^ (level != 0) as u32]
+    // 0 for the first level, else 1: a comparison would be a branch, and have the verifier go through the rest twice.
+    let parity = level.div_ceil(2);
+    [first, first ^ (places / 2) ^ parity]
 }
+
+const _: () = assert!(TCP_LEVELS_MORE == 2, "the parity fits these levels");
 
 /// Owner of a place from which, or to which, the agent is moving the peer of the socket with this cookie.
 ///
@@ -376,7 +380,8 @@ pub const fn is_tcp_moving(owner: u64) -> bool {
     (owner ^ (owner << 1)) >> 63 != 0
 }
 
-/// A place in one of the levels: bits 0..28 are its index, bits 28..30 its level plus one; 0 is no place.
+/// A place in one of the levels: bits 0..28 are its index, bits 28..30 its level plus one; 0 is no place. Bit 30 is for
+/// those who search.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpPlaceId(pub u32);
@@ -398,7 +403,7 @@ impl TcpPlaceId {
     #[inline(always)]
     #[must_use]
     pub const fn level(self) -> u32 {
-        (self.0 >> Self::LEVEL_SHIFT).wrapping_sub(1)
+        ((self.0 >> Self::LEVEL_SHIFT) & 3).wrapping_sub(1)
     }
 
     /// Its index in its level.

@@ -36,14 +36,14 @@ const NO_PLACE: u64 = TcpPlaceId::NONE.0 as u64;
 #[inline(always)]
 pub(crate) fn peer_to_replace(ctx: &SockAddrContext) -> Option<&mut Translation> {
     let cookie = socket_cookie(ctx.as_ptr());
-    peer_at_or_stored(ctx, cproxy_find_tcp_place(cookie, cookie))
+    peer_at_or_stored(ctx, find_place(cookie, cookie))
 }
 
 /// The same, for reading.
 #[inline(always)]
 pub(crate) fn peer(ctx: &SockAddrContext) -> Option<&Translation> {
     let cookie = socket_cookie(ctx.as_ptr());
-    let place = cproxy_find_tcp_place(cookie, tcp_moving(cookie));
+    let place = find_place(cookie, tcp_moving(cookie));
     peer_at_or_stored(ctx, place).map(|peer| &*peer)
 }
 
@@ -84,7 +84,7 @@ fn cproxy_release(ctx: SockContext) -> i32 {
     let protocol = unsafe { core::ptr::addr_of!((*ctx.sock).protocol).read_volatile() };
     if protocol == PROTOCOL_TCP as u32 {
         let cookie = socket_cookie(ctx.as_ptr());
-        let place = cproxy_find_tcp_place(cookie, cookie);
+        let place = find_place(cookie, cookie);
         if place != NO_PLACE {
             observe::closed(&ctx, || peer_at(place));
             // An exchange orders all writes of this socket before those of the next owner; a store would not.
@@ -111,50 +111,92 @@ fn peer_at<'m>(place: u64) -> Option<&'m mut Translation> {
     unsafe { tcp_peer(TcpPlaceId(place as u32))?.as_mut() }
 }
 
-/// Returns the [`TcpPlaceId`] that the socket owns, or [`NO_PLACE`]. If the agent is moving the peer, the owner is `to`
-/// from now on: the cookie, so that the peer stays where it is and may be written, or [`tcp_moving`] of the cookie.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn cproxy_find_tcp_place(cookie: u64, to: u64) -> u64 {
-    let place = first_place_that(cookie, |index| is_owner(index, cookie));
-    if place != NO_PLACE || !has_sockets_without_place() {
-        return place;
-    }
-    cproxy_further_tcp_place(cookie, tcp_moving(cookie), to)
+/// Returns the place that the socket owns, or [`NO_PLACE`]. If the agent is moving the peer, the owner is `to` from now
+/// on: the cookie, so that the peer stays where it is and may be written, or [`tcp_moving`] of the cookie.
+#[inline(always)]
+fn find_place(cookie: u64, to: u64) -> u64 {
+    let found = cproxy_tcp_place(cookie, to, 0);
+    // Without a branch, since each of them has the verifier go through the rest twice.
+    found * (found >> OWNED.trailing_zeros())
 }
 
-/// Returns the [`TcpPlaceId`] that the socket owns, or that had the owner `from` and has the owner `to` from now on;
-/// else [`NO_PLACE`]. The agent moves peers down, so the search goes down, too, and ends in the first level.
+/// Bit beside a [`TcpPlaceId`] that the socket owns.
+const OWNED: u64 = 1 << 30;
+
+const _: () = assert!(NO_PLACE == 0);
+
+/// Returns the [`TcpPlaceId`] that the socket owns, with [`OWNED`]. If the agent is moving the peer, the owner is `to`
+/// from now on. Else it is [`NO_PLACE`] or, if the socket wants a place (`wants` is not 0), one that it now owns, with
+/// [`OWNED`], or one that is free.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn cproxy_further_tcp_place(cookie: u64, from: u64, to: u64) -> u64 {
-    // The last level goes first.
-    if TCP_MORE_OWNERS.get(0).is_none() {
+extern "C" fn cproxy_tcp_place(cookie: u64, to: u64, wants: u64) -> u64 {
+    // The agent removes the last level first.
+    if !has_sockets_without_place() || TCP_MORE_OWNERS.get(0).is_none() {
+        return place_in_first_level(cookie, wants != 0);
+    }
+    // The agent moves peers down, so the search goes down, too. The lowest free place has the warmest memory.
+    let (mut level, mut found) = (TCP_LEVELS_MORE, NO_PLACE);
+    loop {
+        found = cproxy_tcp_place_in(level, cookie, to, found);
+        if found & OWNED != 0 || level == 0 {
+            return found;
+        }
+        level -= 1;
+    }
+}
+
+/// The same where there is one level, in which no peer is being moved.
+#[inline(always)]
+fn place_in_first_level(cookie: u64, wants: bool) -> u64 {
+    let [first, second] = tcp_places(cookie, 0);
+    let Some(owner_of_first) = TCP_OWNERS.get_ptr_mut(first) else { return NO_PLACE };
+    // SAFETY: the helper returned a pointer to a live value, which is written whole.
+    let found = unsafe { owner_of_first.read_volatile() };
+    if found == cookie {
+        return owned(first);
+    }
+    let Some(owner_of_second) = TCP_OWNERS.get_ptr_mut(second) else { return NO_PLACE };
+    // SAFETY: the same.
+    if unsafe { owner_of_second.read_volatile() } == cookie {
+        return owned(second);
+    }
+    if !wants {
         return NO_PLACE;
     }
-    for level in [2, 1] {
-        let place = cproxy_tcp_place_in(level, cookie, from, to);
-        if place != NO_PLACE {
-            return place;
-        }
+    if found == TCP_PLACE_FREE && compare_and_exchange(owner_of_first, TCP_PLACE_FREE, cookie) == TCP_PLACE_FREE {
+        return owned(first);
     }
-    cproxy_tcp_place_in(0, cookie, from, to)
-}
-
-const _: () = assert!(TCP_LEVELS_MORE == 2, "these are all levels");
-
-/// The same in one level.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn cproxy_tcp_place_in(level: u32, cookie: u64, from: u64, to: u64) -> u64 {
-    for index in tcp_places(cookie, level) {
-        let place = TcpPlaceId::new(level, index).0.into();
-        let found = cproxy_exchange_tcp_owner(place, from, to);
-        if found == from || found == cookie {
-            return place;
-        }
+    if compare_and_exchange(owner_of_second, TCP_PLACE_FREE, cookie) == TCP_PLACE_FREE {
+        return owned(second);
     }
     NO_PLACE
+}
+
+/// A place of the first level, with [`OWNED`].
+#[inline(always)]
+fn owned(index: u32) -> u64 {
+    u64::from(TcpPlaceId::new(0, index).0) | OWNED
+}
+
+/// The same in one of several levels, for a socket that wants a place; `other` if it has no such place.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_tcp_place_in(level: u32, cookie: u64, to: u64, other: u64) -> u64 {
+    let moving = tcp_moving(cookie);
+    let [first, second] = tcp_places(cookie, level).map(|index| TcpPlaceId::new(level, index).0.into());
+    let owner_of_first = cproxy_exchange_tcp_owner(first, moving, to);
+    if owner_of_first == cookie || owner_of_first == moving {
+        return first | OWNED;
+    }
+    let owner_of_second = cproxy_exchange_tcp_owner(second, moving, to);
+    if owner_of_second == cookie || owner_of_second == moving {
+        return second | OWNED;
+    }
+    if owner_of_first == TCP_PLACE_FREE {
+        return first;
+    }
+    if owner_of_second == TCP_PLACE_FREE { second } else { other }
 }
 
 /// Replaces the owner `from` of a place by `to`. Returns the owner that was found, [`TCP_PLACE_CLOSED`] if there is no
@@ -177,46 +219,21 @@ fn owner_at(place: TcpPlaceId) -> Option<*mut u64> {
     }
 }
 
-/// The first of the socket's two places in the first level that fits, or [`NO_PLACE`].
-#[inline(always)]
-fn first_place_that(cookie: u64, fits: impl Fn(u32) -> bool) -> u64 {
-    let [first, second] = tcp_places(cookie, 0);
-    if fits(first) {
-        return TcpPlaceId::new(0, first).0.into();
-    }
-    if fits(second) { TcpPlaceId::new(0, second).0.into() } else { NO_PLACE }
-}
-
-#[inline(always)]
-fn is_owner(index: u32, cookie: u64) -> bool {
-    // SAFETY: the helper returned a pointer to a live value, which is written whole.
-    TCP_OWNERS.get_ptr_mut(index).is_some_and(|owner| unsafe { owner.read_volatile() } == cookie)
-}
-
 /// Returns the [`TcpPlaceId`] that the socket owns, claimed if it owns none, or [`NO_PLACE`] if all are taken. A
 /// claimed place may still hold the peer of its previous owner.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_claim_tcp_place(cookie: u64) -> u64 {
-    let owned = cproxy_find_tcp_place(cookie, cookie);
-    if owned != NO_PLACE {
-        return owned;
+    let found = cproxy_tcp_place(cookie, cookie, 1);
+    if found & OWNED != 0 {
+        return found;
     }
-    let place = first_place_that(cookie, |index| claim_place(index, cookie));
-    if place != NO_PLACE {
-        return place;
+    // Fails if another socket was faster; there is no place that is `NO_PLACE`.
+    if cproxy_exchange_tcp_owner(found, TCP_PLACE_FREE, cookie) == TCP_PLACE_FREE {
+        return found;
     }
-    let place = cproxy_further_tcp_place(cookie, TCP_PLACE_FREE, cookie);
-    if place == NO_PLACE {
-        report_no_place();
-    }
-    place
-}
-
-#[inline(always)]
-fn claim_place(index: u32, cookie: u64) -> bool {
-    let Some(owner) = TCP_OWNERS.get_ptr_mut(index) else { return false };
-    compare_and_exchange(owner, TCP_PLACE_FREE, cookie) == TCP_PLACE_FREE
+    report_no_place();
+    NO_PLACE
 }
 
 /// Counts a socket without a place, and wakes the agent by a message, unless it has not read the last one yet.

@@ -16,8 +16,8 @@
 //! | [`commit`]: publish | closed | `M` -> `c` |
 //!
 //! Each step is one exchange of a word. Programs of one socket run one after the other, since the kernel holds the
-//! socket's lock. A program looks for `c` in the first level, then for `c` or `M` from the last level down to the first
-//! one. `getpeername()` reads the peer that it finds. At `M`, `connect()` and the release put `c` back:
+//! socket's lock. A program looks for `c` or `M` from the last level down to the first one. `getpeername()` reads the
+//! peer that it finds. At `M`, `connect()` and the release put `c` back:
 //!
 //! - At `P` that cancels the move: the commit finds `c`, and `Q` is freed. So a program writes a peer at `P` only while
 //!   no commit can follow the copy. A program that has found `c` at `P` before the freeze has ended before the copy.

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 /// Places: one in the last level, which is to go, and one in each level below.
 const LAST: usize = 2;
 const BELOW: [usize; 2] = [0, 1];
-/// The order in which programs look for a socket that is not in the first level.
+/// The order in which programs look for a socket's place, and for one to claim.
 const DOWN: [usize; 3] = [2, 1, 0];
 
 /// Bounds of the model.
@@ -39,13 +39,11 @@ enum Call {
     Close,
 }
 
-/// The next step of a program.
+/// The next step of a program. While it looks, it knows the last free place that it has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {
-    LookFirst,
-    Look(usize),
-    PutBack(usize),
-    ClaimFirst,
+    Look(usize, Option<usize>),
+    PutBack(usize, Option<usize>),
     Claim(usize),
     Use(usize, usize),
     Free(usize, usize),
@@ -109,6 +107,10 @@ const PROTOCOL: Protocol = Protocol { waits_before_copy: true, goes_down_to_the_
 
 type Outcome<T> = Result<T, String>;
 
+fn free_place(place: usize, owner: Owner) -> Option<usize> {
+    (owner == Owner::None).then_some(place)
+}
+
 impl State {
     fn start() -> Self {
         Self {
@@ -158,7 +160,7 @@ impl State {
         };
         [Call::Connect, Call::PeerName, Call::Close].into_iter().filter(move |call| may(*call)).map(move |call| {
             let mut next = self.clone();
-            next.running[socket] = Some((call, Step::LookFirst));
+            next.running[socket] = Some((call, Step::Look(0, None)));
             next
         })
     }
@@ -167,36 +169,29 @@ impl State {
         let mut next = self.clone();
         let (own, moving) = (Owner::Is(socket), Owner::Moving(socket));
         let after = match step {
-            Step::LookFirst if self.owners[0] == own => next.found(socket, call, 0),
-            Step::LookFirst => Some(Step::Look(0)),
-            Step::Look(index) => match DOWN.get(index) {
-                Some(0) if !protocol.goes_down_to_the_first => next.missed(socket, call)?,
+            Step::Look(index, free) => match DOWN.get(index) {
+                Some(0) if !protocol.goes_down_to_the_first => next.missed(socket, call, free)?,
                 Some(&place) if self.owners[place] == own => next.found(socket, call, place),
                 Some(&place) if self.owners[place] == moving && (call == Call::PeerName || !protocol.puts_back) => {
                     next.found(socket, call, place)
                 }
-                Some(&place) if self.owners[place] == moving => Some(Step::PutBack(index)),
-                Some(_) => Some(Step::Look(index + 1)),
-                None => next.missed(socket, call)?,
+                Some(&place) if self.owners[place] == moving => Some(Step::PutBack(index, free)),
+                Some(&place) => Some(Step::Look(index + 1, free_place(place, self.owners[place]).or(free))),
+                None => next.missed(socket, call, free)?,
             },
-            Step::PutBack(index) => {
+            Step::PutBack(index, free) => {
                 let place = DOWN[index];
                 let found = next.exchange(place, moving, own);
                 if found == own || found == moving {
                     next.found(socket, call, place)
                 } else {
-                    Some(Step::Look(index + 1))
+                    Some(Step::Look(index + 1, free_place(place, found).or(free)))
                 }
             }
-            Step::ClaimFirst if next.exchange(0, Owner::None, own) == Owner::None => next.found(socket, call, 0),
-            Step::ClaimFirst => Some(Step::Claim(0)),
-            Step::Claim(index) => match DOWN.get(index) {
-                Some(&place) if next.exchange(place, Owner::None, own) == Owner::None => {
-                    next.found(socket, call, place)
-                }
-                Some(_) => Some(Step::Claim(index + 1)),
-                None => None,
-            },
+            Step::Claim(place) if next.exchange(place, Owner::None, own) == Owner::None => {
+                next.found(socket, call, place)
+            }
+            Step::Claim(_) => None,
             Step::Use(place, half) => {
                 next.use_half(socket, call, place, half)?;
                 (half == 0).then_some(Step::Use(place, 1))
@@ -230,11 +225,11 @@ impl State {
     }
 
     /// The program has found no place of the socket.
-    fn missed(&self, socket: Socket, call: Call) -> Outcome<Option<Step>> {
+    fn missed(&self, socket: Socket, call: Call, free: Option<usize>) -> Outcome<Option<Step>> {
         if self.versions[socket] != 0 {
             return Err(format!("{call:?} of socket {socket} does not find its place"));
         }
-        Ok((call == Call::Connect).then_some(Step::ClaimFirst))
+        Ok(free.filter(|_| call == Call::Connect).map(Step::Claim))
     }
 
     fn use_half(&mut self, socket: Socket, call: Call, place: usize, half: usize) -> Outcome<()> {
