@@ -49,6 +49,8 @@ pub(crate) struct Chaos<'s> {
     /// Whether somebody has disturbed a hook.
     is_out: Arc<AtomicBool>,
     faults: BTreeMap<String, u64>,
+    /// Most places for TCP sockets that there were at a check.
+    places_max: u64,
 }
 
 impl<'s> Chaos<'s> {
@@ -62,7 +64,8 @@ impl<'s> Chaos<'s> {
     ) -> Self {
         let objects = Objects::create(sandbox, storm, &source, random);
         let agents = Agents::start(sandbox, storm, &source, first);
-        Self { sandbox, storm, agents, source, objects, is_out: Arc::default(), faults: BTreeMap::new() }
+        let faults = BTreeMap::new();
+        Self { sandbox, storm, agents, source, objects, is_out: Arc::default(), faults, places_max: 0 }
     }
 
     /// Whether somebody has disturbed a hook.
@@ -72,6 +75,10 @@ impl<'s> Chaos<'s> {
 
     pub(crate) fn faults(&self) -> &BTreeMap<String, u64> {
         &self.faults
+    }
+
+    pub(crate) fn places_max(&self) -> u64 {
+        self.places_max
     }
 
     /// Waits for connects before or after an upgrade, unless the workload fails.
@@ -243,6 +250,7 @@ impl<'s> Chaos<'s> {
         self.objects.wait();
         self.objects.confirm();
         self.agents.check();
+        self.places_max = self.places_max.max(counter(sandbox, "tcp_places_room"));
     }
 }
 

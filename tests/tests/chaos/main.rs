@@ -37,6 +37,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cproxy_ebpf::TCP_PLACES;
 use cproxy_tests::{
     Done,
     older::older_agents,
@@ -146,6 +147,8 @@ fn play_episode(seed: u64, tally: &mut Tally) {
                 chaos.upgrade(is_killed, random);
                 chaos.play(&script::steps(random), random);
             });
+            let places_max = chaos.places_max();
+            assert!(storm.has_failed() || places_max > u64::from(TCP_PLACES), "further levels: {places_max} places");
             tally.add(&storm, chaos.faults());
         },
     );
