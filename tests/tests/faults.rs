@@ -10,7 +10,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    net::{TcpStream, UdpSocket},
+    net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket},
     path::Path,
     time::{Duration, Instant},
 };
@@ -28,9 +28,7 @@ use cproxy_tests::{
     population::Shape,
     process::{cproxy, eventually},
     sandbox::Sandbox,
-    world::{
-        Form, SYNC, counter, has_pods, rows, serve_pods, start_agent, udp_connected_to, web_with, while_connecting,
-    },
+    world::{Form, counter, has_pods, rows, serve_pods, start_agent, udp_connected_to, web_with, while_connecting},
 };
 use rustix::{net::sockopt::socket_cookie, process::Pid};
 
@@ -48,6 +46,10 @@ const GROWTH: Shape = Shape::new(400, 5);
 
 /// The same, few enough for the maps to stay as they are.
 const WRITE: Shape = Shape::new(3, 2);
+
+/// Limit on the time until work without a fault has been done: the agent has looked at the places for TCP sockets just
+/// before, and looks again 10 s later.
+const WORKED: Duration = Duration::from_secs(30);
 
 /// Limit on the time until work that failed has been done again: memory that has run out is asked for again after half
 /// a minute.
@@ -234,7 +236,7 @@ impl World {
         let record = || {
             self.record(|| {
                 work();
-                eventually(SYNC, name, &has_worked);
+                eventually(WORKED, name, &has_worked);
             })
         };
         let calls = record();
@@ -251,7 +253,7 @@ impl World {
                 work();
                 let mut next = None;
                 if kills {
-                    eventually(SYNC, format_args!("{what}: the agent is killed, or makes fewer calls"), || {
+                    eventually(WORKED, format_args!("{what}: the agent is killed, or makes fewer calls"), || {
                         if agent.exit_status().is_some() { Ok(()) } else { has_worked() }
                     });
                     agent.kill();
@@ -463,20 +465,41 @@ const CROWD: usize = 600;
 /// Connections that are held in the second level of places when it is to go.
 const HIGH: usize = 40;
 
-/// Owner of places that no socket has.
-const NOBODY: u64 = u64::MAX;
-
 /// Connections that are held.
-#[derive(Default)]
-struct Crowd(RefCell<Vec<TcpStream>>);
+struct Crowd {
+    connections: RefCell<Vec<TcpStream>>,
+    /// A socket that lives and uses no place. The agent leaves it places that are written to be its own.
+    filler: TcpListener,
+}
 
 impl Crowd {
+    fn new() -> Self {
+        Self { connections: RefCell::default(), filler: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap() }
+    }
+
     fn connect(&self, count: usize) {
-        self.0.borrow_mut().extend((0..count).map(|_| TcpStream::connect(Form::V4.web()).unwrap()));
+        self.connections.borrow_mut().extend((0..count).map(|_| TcpStream::connect(Form::V4.web()).unwrap()));
+    }
+
+    fn clear(&self) {
+        self.connections.borrow_mut().clear();
+    }
+
+    /// Fills the places of the first level that are free, or frees them again.
+    fn fill(&self, sandbox: &Sandbox, is_full: bool) {
+        let filler = socket_cookie(&self.filler).unwrap();
+        let (from, to) = if is_full { (0, filler) } else { (filler, 0) };
+        let owners = MapData::from_pin(PinDir::new(&sandbox.pin_dir()).object("TCP_OWNERS")).unwrap();
+        let mut owners = Array::<_, u64>::try_from(Map::Array(owners)).unwrap();
+        for place in 0..TCP_PLACES {
+            if owners.get(&place, 0).unwrap() == from {
+                owners.set(place, to, 0).unwrap();
+            }
+        }
     }
 
     fn keep_names(&self) -> Result<(), String> {
-        let crowd = self.0.borrow();
+        let crowd = self.connections.borrow();
         let shows_pod = |socket: &&TcpStream| socket.peer_addr().unwrap() != Form::V4.web();
         crowd.iter().find(shows_pod).map_or(Ok(()), |socket| panic!("{socket:?} has lost its name"))
     }
@@ -484,19 +507,8 @@ impl Crowd {
     /// The agent is to add places: many sockets live, and one finds none.
     fn need_more(&self, sandbox: &Sandbox) {
         self.connect(CROWD);
-        replace_owners(sandbox, 0, NOBODY);
+        self.fill(sandbox, true);
         self.connect(1);
-    }
-}
-
-/// Replaces the owners of places in the first level.
-fn replace_owners(sandbox: &Sandbox, from: u64, to: u64) {
-    let owners = MapData::from_pin(PinDir::new(&sandbox.pin_dir()).object("TCP_OWNERS")).unwrap();
-    let mut owners = Array::<_, u64>::try_from(Map::Array(owners)).unwrap();
-    for place in 0..TCP_PLACES {
-        if owners.get(&place, 0).unwrap() == from {
-            owners.set(place, to, 0).unwrap();
-        }
     }
 }
 
@@ -508,11 +520,11 @@ fn has_room(sandbox: &Sandbox, expected: u32) -> Result<(), String> {
 #[test]
 fn more_places_with_a_fault_come_later_and_no_connection_loses_its_name() {
     let world = World::with_few_faults();
-    let crowd = Crowd::default();
+    let crowd = Crowd::new();
     world.with_faults(
         "more places",
         || {
-            crowd.0.borrow_mut().clear();
+            crowd.clear();
             cproxy(&world.sandbox, &["cleanup"]).success();
         },
         || crowd.need_more(&world.sandbox),
@@ -523,24 +535,24 @@ fn more_places_with_a_fault_come_later_and_no_connection_loses_its_name() {
 #[test]
 fn fewer_places_with_a_fault_come_later_and_no_connection_loses_its_name() {
     let world = World::with_few_faults();
-    let (crowd, sandbox) = (Crowd::default(), &world.sandbox);
+    let (crowd, sandbox) = (Crowd::new(), &world.sandbox);
     world.with_faults(
         "fewer places",
         || {
-            crowd.0.borrow_mut().clear();
+            crowd.clear();
             cproxy(sandbox, &["cleanup"]).success();
             let agent = start_agent(sandbox);
             crowd.need_more(sandbox);
-            eventually(SYNC, "more places", || has_room(sandbox, TCP_PLACES + tcp_level_places(1)));
+            eventually(WORKED, "more places", || has_room(sandbox, TCP_PLACES + tcp_level_places(1)));
             drop(agent);
-            crowd.0.borrow_mut().clear();
-            replace_owners(sandbox, 0, NOBODY);
+            crowd.clear();
+            crowd.fill(sandbox, true);
             crowd.connect(HIGH);
-            replace_owners(sandbox, NOBODY, 0);
+            crowd.fill(sandbox, false);
             let owners = SocketStates::open(&PinDir::new(&sandbox.pin_dir())).unwrap().tcp_owners().unwrap();
             let high: BTreeSet<_> =
                 owners.iter().filter(|at| TcpPlaceId(at.place).level() > 0).map(|at| at.owner).collect();
-            assert!(crowd.0.borrow().iter().all(|socket| high.contains(&socket_cookie(socket).unwrap())));
+            assert!(crowd.connections.borrow().iter().all(|socket| high.contains(&socket_cookie(socket).unwrap())));
         },
         || {},
         || crowd.keep_names().and_then(|()| has_room(sandbox, TCP_PLACES)),
