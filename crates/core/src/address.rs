@@ -213,12 +213,19 @@ impl fmt::Debug for Address {
     }
 }
 
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl Family {
+    /// Name of the family, as Kubernetes writes it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
             Self::V4 => "IPv4",
             Self::V6 => "IPv6",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
     }
 }
 

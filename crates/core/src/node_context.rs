@@ -48,7 +48,7 @@ impl NodeRow {
         let zone =
             node.metadata.labels.get(LABEL_ZONE).filter(|zone| !zone.is_empty()).map(|zone| zone.as_str().into());
         let mut internal_ips = Vec::new();
-        let mut findings = Findings::new(format_args!("Node {name}"));
+        let mut findings = Findings::default();
         for (index, address) in node.status.addresses.iter().enumerate() {
             if address.type_ != "InternalIP" {
                 continue;
@@ -63,7 +63,7 @@ impl NodeRow {
                 ),
             }
         }
-        problems.append(&mut findings.into_problems());
+        problems.append(&mut findings.into_problems(format_args!("Node {name}")));
         internal_ips.sort_unstable();
         internal_ips.dedup();
         Self { zone, internal_ips }

@@ -51,10 +51,8 @@ pub fn shortened(mut message: String) -> String {
 
 /// Problems of one object while it is parsed. Items of a list with the same reason are one problem, which names the
 /// first of them and counts the others.
-pub(super) struct Findings {
-    object: String,
-    all: Vec<Finding>,
-}
+#[derive(Default)]
+pub(super) struct Findings(Vec<Finding>);
 
 struct Finding {
     /// Path of the field, or of the list with the items.
@@ -72,13 +70,9 @@ struct Items {
 }
 
 impl Findings {
-    pub(super) fn new(object: impl fmt::Display) -> Self {
-        Self { object: object.to_string(), all: Vec::new() }
-    }
-
     /// Records a problem of a field.
     pub(super) fn field(&mut self, field: &str, message: &str) {
-        self.all.push(Finding { field: field.to_owned(), reason: message.to_owned(), items: None });
+        self.0.push(Finding { field: field.to_owned(), reason: message.to_owned(), items: None });
     }
 
     /// Records a problem of a list item. The reason is the same text for all items that share it.
@@ -88,7 +82,7 @@ impl Findings {
         subject: impl fmt::Display,
         reason: &str,
     ) {
-        let same = self.all.iter_mut().filter(|finding| finding.field == list && finding.reason == reason);
+        let same = self.0.iter_mut().filter(|finding| finding.field == list && finding.reason == reason);
         if let Some(items) = same.filter_map(|finding| finding.items.as_mut()).find(|items| items.rest == rest) {
             items.count += 1;
             if items.subjects.len() < ITEMS_NAMED_MAX {
@@ -97,17 +91,17 @@ impl Findings {
             return;
         }
         let items = Items { first_index: index, rest, count: 1, subjects: vec![subject.to_string()] };
-        self.all.push(Finding { field: list.to_owned(), reason: reason.to_owned(), items: Some(items) });
+        self.0.push(Finding { field: list.to_owned(), reason: reason.to_owned(), items: Some(items) });
     }
 
-    pub(super) fn into_problems(self) -> Vec<Problem> {
-        let Self { object, all } = self;
-        all.into_iter().map(|finding| finding.problem(&object)).collect()
+    /// The problems of the object with this kind and name.
+    pub(super) fn into_problems(self, object: fmt::Arguments<'_>) -> Vec<Problem> {
+        self.0.into_iter().map(|finding| finding.problem(object)).collect()
     }
 }
 
 impl Finding {
-    fn problem(self, object: &str) -> Problem {
+    fn problem(self, object: fmt::Arguments<'_>) -> Problem {
         let Self { field, reason, items } = self;
         let Some(Items { first_index, rest, count, subjects }) = items else {
             return Problem::new(object, field, reason);
@@ -157,14 +151,15 @@ mod tests {
 
     #[test]
     fn items_with_one_reason_are_one_problem() {
-        let mut findings = Findings::new("Service a/b");
+        let mut findings = Findings::default();
         findings.field("spec.type", "strange");
         for index in 0..13 {
             findings.item(("spec.externalIPs", index, ""), format_args!("\"x{index}\""), " is not a valid IP address");
             findings.item(("status.ingress", index, ".ip"), format_args!("\"y{index}\""), " is not a valid IP address");
         }
         findings.item(("spec.externalIPs", 7, ""), "\"::1\"", " is a loopback address");
-        let problems: Vec<_> = findings.into_problems().iter().map(ToString::to_string).collect();
+        let problems: Vec<_> =
+            findings.into_problems(format_args!("Service a/b")).iter().map(ToString::to_string).collect();
         let named =
             |name: &str| (1..11).map(|index| format!("[{index}] \"{name}{index}\"")).collect::<Vec<_>>().join(", ");
         assert_eq!(

@@ -65,9 +65,9 @@ impl ServiceRow {
         node: Option<&str>,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
-        let mut findings = Findings::new(format_args!("Service {name}"));
+        let mut findings = Findings::default();
         let row = Self::read(service, node, &mut findings);
-        problems.append(&mut findings.into_problems());
+        problems.append(&mut findings.into_problems(format_args!("Service {name}")));
         row
     }
 
@@ -257,8 +257,8 @@ fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
     }
     let mut found = Vec::with_capacity(2);
     for family in [Family::V4, Family::V6] {
-        let Some((field, text)) = cluster_ip_of(spec, family) else {
-            if families.iter().any(|name| *name == family.to_string()) {
+        let Some((index, text)) = cluster_ip_of(spec, family) else {
+            if families.iter().any(|name| name == family.as_str()) {
                 findings.field(
                     "spec.clusterIPs",
                     &format!("no address for the {family} of ipFamilies: this family is not served"),
@@ -266,16 +266,21 @@ fn cluster_ips(spec: &ServiceSpec, findings: &mut Findings) -> Vec<Address> {
             }
             continue;
         };
+        let field = || index.map_or_else(|| "spec.clusterIP".to_owned(), |index| format!("spec.clusterIPs[{index}]"));
         match parse_address(text.trim()) {
             Some(address) if address.family() == family && address.is_special() => {
-                findings.field(&field, &format!("{text:?}{NO_FRONTEND}"));
+                findings.field(&field(), &format!("{text:?}{NO_FRONTEND}"));
             }
             Some(address) if address.family() == family => found.push(address),
             // Without ipFamilies the one clusterIP belongs to one family and is rightly missing in the other.
-            Some(_) if field == "spec.clusterIP" => {}
-            Some(_) => findings.field(&field, &format!("{text:?} is no {family} address: this address is not served")),
-            None if field == "spec.clusterIP" && family == Family::V6 => {}
-            None => findings.field(&field, &format!("{text:?} is not a valid IP address: this address is not served")),
+            Some(_) if index.is_none() => {}
+            Some(_) => {
+                findings.field(&field(), &format!("{text:?} is no {family} address: this address is not served"));
+            }
+            None if index.is_none() && family == Family::V6 => {}
+            None => {
+                findings.field(&field(), &format!("{text:?} is not a valid IP address: this address is not served"));
+            }
         }
     }
     found
@@ -360,13 +365,14 @@ fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Box<[AddressRan
     ranges.into()
 }
 
-fn cluster_ip_of(spec: &ServiceSpec, family: Family) -> Option<(String, &str)> {
+/// ClusterIP of a family with its index in `clusterIPs`, which the one of a Service without `ipFamilies` does not have.
+fn cluster_ip_of(spec: &ServiceSpec, family: Family) -> Option<(Option<usize>, &str)> {
     if spec.ip_families.is_empty() {
-        return Some(("spec.clusterIP".to_owned(), &spec.cluster_ip));
+        return Some((None, &spec.cluster_ip));
     }
-    let index = spec.ip_families.iter().position(|name| *name == family.to_string())?;
+    let index = spec.ip_families.iter().position(|name| name == family.as_str())?;
     let text = spec.cluster_ips.get(index)?;
-    Some((format!("spec.clusterIPs[{index}]"), text))
+    Some((Some(index), text))
 }
 
 fn ports(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ServicePort> {

@@ -84,9 +84,9 @@ impl SliceRow {
         node: Option<&str>,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
-        let mut findings = Findings::new(format_args!("EndpointSlice {name}"));
+        let mut findings = Findings::default();
         let row = Self::read(slice, node, &mut findings);
-        problems.append(&mut findings.into_problems());
+        problems.append(&mut findings.into_problems(format_args!("EndpointSlice {name}")));
         row
     }
 
