@@ -165,6 +165,19 @@ impl SliceRow {
         Reader::new(packed).text()
     }
 
+    /// Number of endpoints of a packed row, times that of its ports.
+    pub(super) fn packed_backends(packed: &[u8]) -> usize {
+        let reader = &mut Reader::new(packed);
+        reader.text();
+        let flags = reader.byte();
+        let ports = reader.number();
+        (0..ports).for_each(|_| SlicePort::skip(reader));
+        if flags & 2 != 0 {
+            Endpoint::unpack_state(reader);
+        }
+        ports.saturating_mul(reader.number()) as usize
+    }
+
     /// Port numbers of the endpoints for a port of the Service.
     pub fn numbers<'a>(&'a self, name: &'a str, protocol: Protocol) -> impl Iterator<Item = u16> + 'a {
         let key = (name, protocol);
@@ -228,6 +241,12 @@ impl SlicePort {
 
     fn unpack(reader: &mut Reader<'_>) -> Self {
         Self { name: reader.text().into(), protocol: Protocol::unpack(reader), port: reader.port() }
+    }
+
+    fn skip(reader: &mut Reader<'_>) {
+        reader.text();
+        reader.byte();
+        reader.port();
     }
 }
 
@@ -374,15 +393,19 @@ mod tests {
             ports in prop::collection::vec((0..4u8, any::<bool>(), 1..9u16), 0..24),
             name in 0..4u8,
             is_udp in any::<bool>(),
+            is_ready in prop::collection::vec(any::<bool>(), 0..4),
         ) {
+            let endpoints: Vec<_> = is_ready.iter().map(|ready| serde_json::json!(
+                {"addresses": ["10.0.0.1"], "conditions": {"ready": ready}})).collect();
             let protocol = |is_udp: bool| if is_udp { "UDP" } else { "TCP" };
             let specs: Vec<_> = ports.iter().map(|(name, is_udp, port)| serde_json::json!(
                 {"name": format!("p{name}"), "protocol": protocol(*is_udp), "port": port})).collect();
             let slice = serde_json::from_value(serde_json::json!({
                 "metadata": {"name": "a", "labels": {"kubernetes.io/service-name": "web"}},
-                "addressType": "IPv4", "ports": specs, "endpoints": [],
+                "addressType": "IPv4", "ports": specs, "endpoints": endpoints,
             })).unwrap();
             let row = SliceRow::from_object(&ObjectName::new("n", "a"), &slice, None, &mut Vec::new()).unwrap();
+            prop_assert_eq!(SliceRow::packed_backends(&row.pack()), ports.len() * endpoints.len());
             let row = SliceRow::unpack(&row.pack());
             let protocol = if is_udp { Protocol::Udp } else { Protocol::Tcp };
             let naive = ports.iter().filter(|port| (port.0, port.1) == (name, is_udp)).map(|port| port.2);

@@ -308,6 +308,20 @@ impl Store {
         self.services.iter().map(|(name, packed)| (&**name, ServiceRow::unpack(packed)))
     }
 
+    /// Rows of all Services, each with the number of backends that its slices have for all of their ports.
+    pub(super) fn services_with_backends(&self) -> impl Iterator<Item = (ServiceRow, usize)> {
+        let mut slices = self.slices.iter().peekable();
+        self.services.iter().map(move |(name, row)| {
+            let mut backends = 0_usize;
+            while let Some(((service, _), slice)) = slices.next_if(|((service, _), _)| service <= name) {
+                if service == name {
+                    backends = backends.saturating_add(SliceRow::packed_backends(slice));
+                }
+            }
+            (ServiceRow::unpack(row), backends)
+        })
+    }
+
     /// Names of all Services, ordered.
     pub fn service_names(&self) -> impl ExactSizeIterator<Item = &Arc<ServiceName>> {
         self.services.keys()

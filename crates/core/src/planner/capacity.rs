@@ -216,12 +216,11 @@ impl TablePlanner {
 /// Estimated room that the rows of a store need.
 fn estimate(store: &Store, limits: &Limits) -> Capacity {
     let (mut frontends, mut sets, mut slots) = (0_usize, 0_usize, 0_usize);
-    for (name, row) in store.services() {
+    for (row, backends) in store.services_with_backends() {
         let addresses = row.cluster_ips.len() + row.external_ips.len() + row.load_balancer_ips.len();
-        let backends = store.slices(name).map(|(_, slice)| slice.endpoints.len().saturating_mul(slice.ports.len()));
         frontends += row.ports.len().saturating_mul(addresses).min(SERVICE_FRONTENDS_MAX) + row.cluster_ips.len();
         sets += row.ports.len() * addresses.min(2);
-        slots += backends.fold(0, usize::saturating_add).min(limits.service_slots as usize);
+        slots += backends.min(limits.service_slots as usize);
     }
     let [frontends, sets, slots] = [frontends, sets, slots].map(|sum| u32::try_from(sum).unwrap_or(u32::MAX));
     Capacity { frontends, sets, slots }
