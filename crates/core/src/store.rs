@@ -98,7 +98,7 @@ pub struct Store {
     node: Option<StoredNode>,
     services: BTreeMap<Arc<ServiceName>, Packed>,
     /// Slices under the names of their Services.
-    slices: BTreeMap<(Arc<ServiceName>, Arc<str>), Packed>,
+    slices: BTreeMap<SliceKey, Packed>,
     /// Services of the slices whose names do not begin with them, as those of the EndpointSlice controller do.
     unlike_names: BTreeMap<ObjectName, Arc<ServiceName>>,
     namespaces: Texts,
@@ -109,6 +109,9 @@ pub struct Store {
     /// Parts of the source that cannot be read, and its other problems.
     source_problems: [Vec<Problem>; 2],
 }
+
+/// Service and name of a slice.
+type SliceKey = (Arc<ServiceName>, Arc<str>);
 
 /// Node of the pod.
 #[derive(Debug)]
@@ -413,12 +416,12 @@ impl Store {
         self.find_slice(name).map(|(_, packed)| packed)
     }
 
-    /// Service and row of the slice of that name.
-    fn find_slice(&self, name: &ObjectName) -> Option<(&Arc<ServiceName>, &Packed)> {
-        let under = |service: Arc<ServiceName>| {
-            let ((service, _), packed) = self.slices.get_key_value(&(service, name.name.clone()))?;
-            Some((service, packed))
-        };
+    /// Key and row of the slice of that name.
+    fn find_slice(&self, name: &ObjectName) -> Option<(&SliceKey, &Packed)> {
+        if self.slices.is_empty() {
+            return None;
+        }
+        let under = |service: Arc<ServiceName>| self.slices.get_key_value(&(service, name.name.clone()));
         let named = |service: &str| ServiceName { namespace: name.namespace.clone(), name: service.into() };
         match self.unlike_names.get(name) {
             Some(service) => under(service.clone()),
@@ -592,24 +595,73 @@ impl Store {
     }
 
     /// Replaces the rows of a kind by those of a list.
-    fn replace_all(&mut self, kind: ResourceKind, staged: Staged) -> Vec<Problem> {
+    fn replace_all(&mut self, kind: ResourceKind, mut staged: Staged) -> Vec<Problem> {
         let gone: Vec<_> = self.known(kind).filter(|name| !staged.contains_key(name)).collect();
         gone.iter().for_each(|name| self.remove(kind, name));
         let mut new = Vec::new();
-        for (name, parsed) in staged {
-            new.extend(self.put(kind, name, parsed));
+        for (name, parsed) in &mut staged {
+            new.extend(self.record_problems(kind, name, std::mem::take(&mut parsed.problems)));
+        }
+        let rows = staged.into_iter().map(|(name, parsed)| (name, parsed.row));
+        match kind {
+            ResourceKind::Services => self.replace_services(rows),
+            ResourceKind::EndpointSlices => self.replace_slices(rows),
+            ResourceKind::Nodes => rows.for_each(|(name, row)| self.put_row(kind, name, row)),
         }
         self.namespaces.remove_unused();
-        match kind {
-            ResourceKind::Services => refill(&mut self.services),
-            ResourceKind::EndpointSlices => {
-                refill(&mut self.slices);
-                refill(&mut self.unlike_names);
-            }
-            ResourceKind::Nodes => {}
-        }
         self.lists.of(kind).is_complete = true;
         new
+    }
+
+    /// Replaces the rows of all Services. `rows` are sorted by name, and have every Service that there is.
+    fn replace_services(&mut self, rows: impl ExactSizeIterator<Item = (ObjectName, Option<Packed>)>) {
+        let mut known = std::mem::take(&mut self.services).into_iter().peekable();
+        let mut services = Vec::with_capacity(rows.len());
+        for (name, row) in rows {
+            let (name, before) = match known.next_if(|(known, _)| **known == name) {
+                Some((name, before)) => (name, Some(before)),
+                None => (self.known_service(&name), None),
+            };
+            // Of equal rows, the earlier one stays: the other is at the end of the heap, which can then shrink.
+            let row = if before == row {
+                before
+            } else {
+                self.mark(name.clone());
+                row
+            };
+            services.extend(row.map(|row| (name, row)));
+        }
+        self.services = services.into_iter().collect();
+    }
+
+    /// Replaces the rows of all slices. `rows` are sorted by name, and have every slice that there is.
+    fn replace_slices(&mut self, rows: impl ExactSizeIterator<Item = (ObjectName, Option<Packed>)>) {
+        let mut slices = Vec::<(SliceKey, Packed)>::with_capacity(rows.len());
+        let mut unlike_names = Vec::new();
+        for (name, row) in rows {
+            let before = self.find_slice(&name).map(|(key, packed)| (key.clone(), packed.clone()));
+            let after = match (before, row) {
+                (Some((key, packed)), Some(row)) if packed == row => Some((key, packed)),
+                (before, row) => {
+                    before.into_iter().for_each(|((service, _), _)| self.mark(service));
+                    row.map(|row| {
+                        // Slices of one Service mostly follow each other.
+                        let last = slices.last().map(|((service, _), _)| service);
+                        let service = self.service_of_slice(&name, &row, last);
+                        self.mark(service.clone());
+                        ((service, name.name.clone()), row)
+                    })
+                }
+            };
+            let Some((key, row)) = after else { continue };
+            if !is_like(&key.0.name, &name.name) {
+                unlike_names.push((name, key.0.clone()));
+            }
+            slices.push((key, row));
+        }
+        self.slices.clear();
+        self.slices = slices.into_iter().collect();
+        self.unlike_names = unlike_names.into_iter().collect();
     }
 
     /// Every object of a kind with a row or with problems.
@@ -648,7 +700,7 @@ impl Store {
         if before.map(|(_, packed)| packed) == row.as_ref() {
             return;
         }
-        let before = before.map(|(service, _)| service.clone());
+        let before = before.map(|((service, _), _)| service.clone());
         let Some(row) = row else {
             self.unlike_names.remove(&name);
             if let Some(service) = before {
@@ -656,15 +708,13 @@ impl Store {
             }
             return;
         };
-        let service = SliceRow::packed_service(&row).into();
-        let service = self.known_service(&ServiceName { namespace: name.namespace.clone(), name: service });
+        let service = self.service_of_slice(&name, &row, None);
         if let Some(before) = before.filter(|before| *before != service) {
             self.withdraw_slice(before, name.name.clone());
         }
         self.mark(service.clone());
-        let is_like = services_of_name(&name.name).any(|like| *like == *service.name);
         self.slices.insert((service.clone(), name.name.clone()), row);
-        if is_like {
+        if is_like(&service.name, &name.name) {
             self.unlike_names.remove(&name);
         } else {
             self.unlike_names.insert(name, service);
@@ -675,6 +725,13 @@ impl Store {
         let key = (service, name);
         self.slices.remove(&key);
         self.mark(key.0);
+    }
+
+    /// Service of a slice with this row. `near` may be it.
+    fn service_of_slice(&self, slice: &ObjectName, row: &Packed, near: Option<&Arc<ServiceName>>) -> Arc<ServiceName> {
+        let name = ServiceName { namespace: slice.namespace.clone(), name: SliceRow::packed_service(row).into() };
+        let near = near.filter(|near| ***near == name).cloned();
+        near.unwrap_or_else(|| self.known_service(&name))
     }
 
     /// The interned name of a Service, if there is one.
@@ -716,6 +773,11 @@ fn slice_name(service: &ServiceName, name: &Arc<str>) -> ObjectName {
 fn services_of_name(slice: &str) -> impl Iterator<Item = &str> {
     let beginnings = slice.rmatch_indices('-').filter_map(|(at, _)| slice.get(..at));
     beginnings.chain([slice])
+}
+
+/// Whether a Service is one of those.
+fn is_like(service: &str, slice: &str) -> bool {
+    slice.strip_prefix(service).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 /// Name of an object as the store has it: that of a Node has no namespace.
