@@ -56,7 +56,7 @@ impl TablePlanner {
         content: &SetContent,
         batch: &mut Batch<'_>,
     ) -> Result<(), PublicationError> {
-        let is_there = self.sets.get(key).is_some()
+        let is_there = self.sets.has(key)
             || self.sets.adopt(key, frontend, &self.claims)
             || self.inherit_set(key, frontend, batch);
         if is_there {

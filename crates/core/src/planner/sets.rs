@@ -104,6 +104,11 @@ impl BackendSets {
         self.by_key.get(key)
     }
 
+    /// Whether a Service port has a set. A first table is filled in ascending order: mostly nothing is searched for.
+    pub(super) fn has(&self, key: &BackendSetKey) -> bool {
+        self.by_key.last_key_value().is_some_and(|(last, _)| key <= last) && self.by_key.contains_key(key)
+    }
+
     pub(super) fn get_mut(&mut self, key: &BackendSetKey) -> Option<&mut BackendSet> {
         self.by_key.get_mut(key)
     }
@@ -125,6 +130,9 @@ impl BackendSets {
     /// Takes over the set that a frontend has had since before the restart, if every frontend that leads to it belongs
     /// to this Service port: its new content must not serve another port's frontend. Returns whether it was taken over.
     pub(super) fn adopt(&mut self, key: &BackendSetKey, frontend: Frontend, claims: &Claims) -> bool {
+        if self.orphans.is_empty() {
+            return false;
+        }
         let Some(id) = claims.frontends.set(frontend) else { return false };
         let is_own = |&frontend: &Frontend| claims.owner(frontend).as_ref() == Some(key);
         if self.orphans.get(&id).is_some_and(|orphan| orphan.is_sound && orphan.frontends.iter().all(is_own))
