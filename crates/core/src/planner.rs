@@ -91,9 +91,16 @@ enum Phase {
     Synced,
 }
 
-/// Whether the Service is the API server's, on which everything in the cluster depends.
+/// Namespace and name of the API server's Service, on which everything in the cluster depends.
+const API_SERVER: (&str, &str) = ("default", "kubernetes");
+
+fn api_server() -> ServiceName {
+    ServiceName::new(API_SERVER.0, API_SERVER.1)
+}
+
+/// Whether the Service is the API server's.
 fn is_protected(service: &ServiceName) -> bool {
-    (&*service.namespace, &*service.name) == ("default", "kubernetes")
+    (&*service.namespace, &*service.name) == API_SERVER
 }
 
 /// Frontend in force, with the facts that the kernel does not store.

@@ -34,14 +34,14 @@ pub(super) struct Claims {
 }
 
 /// Claims of one Service.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ServiceClaims {
     created_s: Option<i64>,
     claimed: Claimed,
 }
 
 /// Frontends and ClusterIPs that one Service claims: nearly always a single frontend, which needs no allocation.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Claimed {
     #[default]
     Nothing,
@@ -50,7 +50,7 @@ enum Claimed {
 }
 
 /// See [`Claimed`].
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct SeveralClaims {
     rows: Box<[ClaimRef]>,
     /// ClusterIPs that are in no row: those of a Service without a port that is served, and those of a bootstrap that
@@ -120,6 +120,12 @@ impl Claims {
         self.services.get(service).into_iter().flat_map(ServiceClaims::frontends)
     }
 
+    /// ClusterIPs of a Service that have a frontend.
+    pub(super) fn cluster_ips_of(&self, service: &ServiceName) -> BTreeSet<Address> {
+        let claims = self.services.get(service).into_iter().flat_map(|claims| claims.claimed.rows());
+        sorted_set(claims.filter(|claim| claim.source == FrontendSource::ClusterIp).map(|claim| claim.frontend.address))
+    }
+
     /// The interned port name.
     pub(super) fn share(&mut self, port_name: &str) -> Text {
         self.port_names.share(port_name)
@@ -128,36 +134,32 @@ impl Claims {
     /// Replaces the claims of a Service.
     pub(super) fn replace(&mut self, service: &Arc<ServiceName>, desired: &DesiredService<'_>) -> ClaimChanges {
         let after = self.desired(desired);
-        if self.services.get(service) == Some(&after) {
+        let known = self.services.entry(service.clone()).or_default();
+        if *known == after && after != ServiceClaims::default() {
             return ClaimChanges { frontends: after.frontends().collect(), ..ClaimChanges::default() };
         }
-        let before = self.services.remove(service).unwrap_or_default();
-        let cluster_ips = sorted_set(before.cluster_ips().chain(after.cluster_ips()));
-        let claimed = |own: &Self| -> Vec<bool> {
-            cluster_ips.iter().map(|&address| own.cluster_ips.is_claimed(address)).collect()
-        };
-        let was_claimed = claimed(self);
-        self.withdraw(service, &before);
+        let before = std::mem::replace(known, after.clone());
+        if after == ServiceClaims::default() {
+            self.services.remove(service);
+        }
+        before.frontends().for_each(|frontend| self.frontends.remove_claims(frontend, service));
         for claim in after.claimed.rows() {
             self.claim(service, claim, after.created_s);
         }
-        after.cluster_ips().for_each(|address| self.cluster_ips.claim(address));
         let mut frontends: Vec<_> = before.frontends().chain(after.frontends()).collect();
-        let changed = cluster_ips.iter().zip(was_claimed.into_iter().zip(claimed(self)));
-        for (&address, _) in changed.filter(|(_, (before, after))| before != after) {
-            let claimed = self.frontends.of_address(address).filter(|(_, claims)| !claims.is_empty());
-            frontends.extend(claimed.map(|(frontend, _)| frontend));
+        let mut cluster_ips = BTreeMap::<Address, (u32, u32)>::new();
+        before.cluster_ips().for_each(|address| cluster_ips.entry(address).or_default().0 += 1);
+        after.cluster_ips().for_each(|address| cluster_ips.entry(address).or_default().1 += 1);
+        for (&address, &(before, after)) in &cluster_ips {
+            if self.cluster_ips.replace_claims(address, before, after) {
+                let of_others = |claims: &[Claim]| claims.iter().any(|claim| claim.service != *service);
+                let claimed = self.frontends.of_address(address).filter(|(_, claims)| of_others(claims));
+                frontends.extend(claimed.map(|(frontend, _)| frontend));
+            }
         }
         frontends.iter().for_each(|frontend| self.mark_contested(*frontend));
-        let changes = ClaimChanges {
-            frontends,
-            cluster_ips: cluster_ips.into_iter().collect(),
-            gone: before.sets_without(&after, service),
-        };
-        if after != ServiceClaims::default() {
-            self.services.insert(service.clone(), after);
-        }
-        changes
+        let gone = before.sets_without(&after, service);
+        ClaimChanges { frontends, cluster_ips: cluster_ips.into_keys().collect(), gone }
     }
 
     fn desired(&mut self, desired: &DesiredService<'_>) -> ServiceClaims {
@@ -174,11 +176,6 @@ impl Claims {
         // A Service without claims counts as none.
         let created_s = desired.created_s().filter(|_| !rows.is_empty());
         ServiceClaims { created_s, claimed: Claimed::new(rows, bare_cluster_ips) }
-    }
-
-    fn withdraw(&mut self, service: &ServiceName, claims: &ServiceClaims) {
-        claims.frontends().for_each(|frontend| self.frontends.remove_claims(frontend, service));
-        claims.cluster_ips().for_each(|address| self.cluster_ips.unclaim(address));
     }
 
     fn claim(&mut self, service: &Arc<ServiceName>, claim: &ClaimRef, created_s: Option<i64>) {

@@ -37,14 +37,12 @@ impl ClusterIps {
         Self { written: known.len(), known, unplaced: BTreeMap::new() }
     }
 
-    pub(super) fn claim(&mut self, address: Address) {
-        self.known.entry(address).or_default().claims += 1;
-    }
-
-    pub(super) fn unclaim(&mut self, address: Address) {
-        if let Some(cluster_ip) = self.known.get_mut(&address) {
-            cluster_ip.claims = cluster_ip.claims.saturating_sub(1);
-        }
+    /// Replaces so many claims of a Service on an address. Returns whether the address begins or ceases to be claimed.
+    pub(super) fn replace_claims(&mut self, address: Address, before: u32, after: u32) -> bool {
+        let cluster_ip = self.known.entry(address).or_default();
+        let was_claimed = cluster_ip.claims != 0;
+        cluster_ip.claims = cluster_ip.claims.saturating_sub(before) + after;
+        was_claimed != (cluster_ip.claims != 0)
     }
 
     /// Whether a Service claims the address as its ClusterIP.

@@ -136,6 +136,12 @@ impl Frontends {
         self.known.get(&frontend).map(|known| known.claims.as_slice()).unwrap_or_default()
     }
 
+    /// Set of a frontend in the kernel, and the claims on it.
+    pub(super) fn get(&self, frontend: Frontend) -> (Option<u32>, &[Claim]) {
+        let Some(known) = self.known.get(&frontend) else { return (None, &[]) };
+        (Some(known.set).filter(|&set| set != UNWRITTEN), known.claims.as_slice())
+    }
+
     /// Frontends that the kernel has, with the claims on each.
     pub(super) fn each_written_with_claims(&self) -> impl DoubleEndedIterator<Item = (Frontend, &[Claim])> {
         let written = self.known.iter().filter(|(_, known)| known.set != UNWRITTEN);
@@ -179,9 +185,9 @@ impl Frontends {
 
     /// Claimed frontends of one address.
     pub(super) fn of_address(&self, address: Address) -> impl Iterator<Item = (Frontend, &[Claim])> {
-        let from = |port, protocol| Frontend { address, port, protocol };
-        let range = from(0, Protocol::Tcp)..=from(u16::MAX, Protocol::Udp);
-        self.known.range(range).map(|(&frontend, known)| (frontend, known.claims.as_slice()))
+        let first = Frontend { address, port: 0, protocol: Protocol::Tcp };
+        let known = self.known.range(first..).take_while(move |(frontend, _)| frontend.address == address);
+        known.map(|(&frontend, known)| (frontend, known.claims.as_slice()))
     }
 
     /// Rebuilds the tree; see [`crate::store::refill`].

@@ -5,7 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{Batch, OPS_AT_ONCE, Op, Phase, TablePlanner, cluster_ips::AddressChange, is_protected, starved::Shortage};
+use super::{
+    Batch, OPS_AT_ONCE, Op, Phase, TablePlanner, api_server, cluster_ips::AddressChange, frontends::Claim,
+    is_protected, starved::Shortage,
+};
 use crate::{
     Address, Backend, Frontend, FrontendSource, Problem, Protocol, ServiceName,
     problem::{FRONTENDS_NAMED_MAX, some_of},
@@ -36,6 +39,18 @@ struct Changes {
     /// Written frontends with the ids of their new sets.
     replaced: Vec<(Frontend, u32)>,
     deleted: Vec<Frontend>,
+}
+
+impl Rank {
+    /// Rank of a frontend with these claims that count.
+    fn of(claims: &[Claim]) -> Self {
+        let rank = |claim: &Claim| match claim.source {
+            FrontendSource::ClusterIp if is_protected(&claim.service) => Self::ApiServer,
+            FrontendSource::ClusterIp => Self::ClusterIp,
+            FrontendSource::ExternalIp | FrontendSource::LoadBalancerIp | FrontendSource::NodePort => Self::External,
+        };
+        claims.iter().map(rank).min().unwrap_or(Self::External)
+    }
 }
 
 impl Changes {
@@ -87,10 +102,12 @@ impl TablePlanner {
     fn changes(&self, touched: BTreeSet<Frontend>) -> Changes {
         let mut changes = Changes::default();
         for frontend in touched {
-            match (self.wanted(frontend), self.claims.frontends.set(frontend)) {
+            let (now, claims) = self.claims.frontends.get(frontend);
+            let claims = self.claims.that_count(frontend.address, claims);
+            match (self.wanted(frontend, now, claims), now) {
                 (None, None) => {}
                 (None, Some(_)) => changes.deleted.push(frontend),
-                (Some(set), None) => changes.inserted.push((self.rank(frontend), frontend, set)),
+                (Some(set), None) => changes.inserted.push((Rank::of(claims), frontend, set)),
                 (Some(set), Some(now)) if set == now => {}
                 (Some(set), Some(_)) => changes.replaced.push((frontend, set)),
             }
@@ -100,28 +117,14 @@ impl TablePlanner {
         changes
     }
 
-    fn rank(&self, frontend: Frontend) -> Rank {
-        let rank = |source: FrontendSource, service: &ServiceName| match source {
-            FrontendSource::ClusterIp if is_protected(service) => Rank::ApiServer,
-            FrontendSource::ClusterIp => Rank::ClusterIp,
-            FrontendSource::ExternalIp | FrontendSource::LoadBalancerIp | FrontendSource::NodePort => Rank::External,
-        };
-        let claims = self.claims.of(frontend).iter();
-        claims.map(|claim| rank(claim.source, &claim.service)).min().unwrap_or(Rank::External)
-    }
-
-    /// Rank of a ClusterIP's address.
-    fn address_rank(&self, address: Address) -> Rank {
-        let mut claims = self.claims.frontends.of_address(address).flat_map(|(_, claims)| claims);
-        let is_first = claims.any(|claim| claim.source == FrontendSource::ClusterIp && is_protected(&claim.service));
-        if is_first { Rank::ApiServer } else { Rank::ClusterIp }
-    }
-
     /// Frontends of a rank that the kernel has and keeps, the last one first.
     fn written_of(&self, rank: Rank, changes: &Changes) -> impl Iterator<Item = Frontend> {
         let is_deleted = |frontend: &Frontend| changes.deleted.binary_search(frontend).is_ok();
-        let written = self.claims.frontends.each_written_with_claims().map(|(frontend, _)| frontend);
-        written.rev().filter(move |&frontend| self.rank(frontend) == rank && !is_deleted(&frontend))
+        let has_rank = move |(frontend, claims): &(Frontend, &[Claim])| {
+            Rank::of(self.claims.that_count(frontend.address, claims)) == rank
+        };
+        let written = self.claims.frontends.each_written_with_claims().rev().filter(has_rank);
+        written.map(|(frontend, _)| frontend).filter(move |frontend| !is_deleted(frontend))
     }
 
     /// Limits external addresses and node ports together, so that they do not fill the memory of every VM.
@@ -197,15 +200,15 @@ impl TablePlanner {
 
     /// Number of those of a rank.
     fn new_addresses_of(&self, rank: Rank, touched: &BTreeSet<Address>) -> usize {
-        self.new_addresses(touched).filter(|&address| self.address_rank(address) == rank).count()
+        let first = self.claims.cluster_ips_of(&api_server());
+        let rank_of = |address| if first.contains(&address) { Rank::ApiServer } else { Rank::ClusterIp };
+        self.new_addresses(touched).filter(|&address| rank_of(address) == rank).count()
     }
 
-    /// Set that a frontend should have: that of the first claim whose set could be published. A set that is inherited
-    /// from an earlier agent counts only where it is already in force.
-    fn wanted(&self, frontend: Frontend) -> Option<u32> {
-        let now = self.claims.frontends.set(frontend);
-        let claims = self.claims.of(frontend).iter();
-        let mut sets = claims.filter_map(|claim| self.sets.get(&claim.key(frontend)));
+    /// Set that a frontend should have that has the set `now` and these claims that count: that of the first one whose
+    /// set could be published. A set that is inherited from an earlier agent counts only where it is already in force.
+    fn wanted(&self, frontend: Frontend, now: Option<u32>, claims: &[Claim]) -> Option<u32> {
+        let mut sets = claims.iter().filter_map(|claim| self.sets.get(&claim.key(frontend)));
         sets.find(|set| !set.is_inherited || now == Some(set.id)).map(|set| set.id)
     }
 
@@ -315,8 +318,8 @@ impl TablePlanner {
         if self.free_elements() != 0 {
             touched.extend(self.claims.cluster_ips.unplaced.keys());
         }
-        let (first, others): (Vec<_>, Vec<_>) =
-            touched.into_iter().partition(|&address| self.address_rank(address) == Rank::ApiServer);
+        let first = self.claims.cluster_ips_of(&api_server());
+        let (first, others): (Vec<_>, Vec<_>) = touched.into_iter().partition(|address| first.contains(address));
         for address in [first, others].concat() {
             let was_unplaced = self.claims.cluster_ips.unplaced.remove(&address).is_some();
             self.problems.revision += u64::from(was_unplaced);
