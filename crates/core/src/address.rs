@@ -277,19 +277,26 @@ fn parse_v6(text: &str) -> Option<Ipv6Addr> {
 
 /// Parses IPv4 in one pass: a large cluster has fifty thousand addresses.
 fn parse_v4(text: &str) -> Option<Ipv4Addr> {
-    let (mut bits, mut dots, mut octet) = (0, 0, None::<u8>);
+    let (mut bits, mut dots) = (0, 0);
+    let (mut octet, mut has_digits) = (0, false);
     for byte in text.bytes() {
         match byte {
-            b'0'..=b'9' => octet = Some(octet.unwrap_or(0).checked_mul(10)?.checked_add(byte - b'0')?),
-            b'.' if dots < 3 => {
-                bits = bits << 8 | u32::from(octet.take()?);
+            b'0'..=b'9' => {
+                octet = octet * 10 + u32::from(byte - b'0');
+                has_digits = true;
+                if octet > 0xff {
+                    return None;
+                }
+            }
+            b'.' if dots < 3 && has_digits => {
+                bits = bits << 8 | octet;
                 dots += 1;
+                (octet, has_digits) = (0, false);
             }
             _ => return None,
         }
     }
-    let last = octet.filter(|_| dots == 3)?;
-    Some(Ipv4Addr::from_bits(bits << 8 | u32::from(last)))
+    (dots == 3 && has_digits).then(|| Ipv4Addr::from_bits(bits << 8 | octet))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Only this module's [`Writer`] makes such bytes, so reading them cannot fail; beyond their end, zeros are read.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use super::{Address, AddressRange, Family, Protocol};
 
@@ -43,9 +43,7 @@ impl Writer {
 
     /// Writes an address of a family that the reader knows.
     pub(super) fn address(&mut self, address: Address, family: Family) {
-        let octets = address.octets();
-        let skipped = skipped(family);
-        self.0.extend(octets.iter().skip(skipped));
+        self.0.extend_from_slice(address.octets().get(skipped(family)..).unwrap_or_default());
     }
 
     /// Writes an address of either family.
@@ -85,6 +83,10 @@ impl<'a> Reader<'a> {
         bytes
     }
 
+    fn octets<const COUNT: usize>(&mut self) -> [u8; COUNT] {
+        self.bytes(COUNT).first_chunk().copied().unwrap_or([0; COUNT])
+    }
+
     pub(super) fn byte(&mut self) -> u8 {
         self.bytes(1).first().copied().unwrap_or_default()
     }
@@ -115,14 +117,10 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn address(&mut self, family: Family) -> Address {
-        let skipped = skipped(family);
-        let mut octets = match family {
-            Family::V4 => [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0],
-            Family::V6 => [0; 16],
-        };
-        let bytes = self.bytes(octets.len() - skipped);
-        octets.iter_mut().skip(skipped).zip(bytes).for_each(|(octet, byte)| *octet = *byte);
-        Address::from_octets(octets)
+        match family {
+            Family::V4 => IpAddr::from(self.octets::<4>()).into(),
+            Family::V6 => Address::from_octets(self.octets()),
+        }
     }
 
     pub(super) fn any_address(&mut self) -> Address {

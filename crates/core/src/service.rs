@@ -22,6 +22,9 @@ const LABEL_SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name
 const AFFINITY_DEFAULT_SECONDS: u32 = 10_800;
 const AFFINITY_MAX_SECONDS: u32 = 86_400;
 
+/// Room for most packed rows.
+const PACKED_BYTES: usize = 64;
+
 /// Compact row of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceRow {
@@ -98,7 +101,7 @@ impl ServiceRow {
 
     /// The row in packed form.
     pub(super) fn pack(&self) -> Packed {
-        let mut writer = Writer::default();
+        let mut writer = Writer::with_capacity(PACKED_BYTES);
         let has_extras = self.has_extras();
         let bits = [self.is_internal_local, self.created_s.is_some(), has_extras];
         writer.byte(bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit)));

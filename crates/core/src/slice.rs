@@ -9,7 +9,7 @@ use super::{
     problem::Findings,
     service::parse_protocol,
 };
-use crate::api::{EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec, HintName};
+use crate::api::{EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec};
 
 /// Label with the name of a slice's Service; owner references do not matter.
 pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -18,6 +18,9 @@ const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
 
 /// Number of a slice's sets of zones that a further one is compared with.
 const ZONES_COMPARED_MAX: usize = 32;
+
+/// Room for most packed rows.
+const PACKED_BYTES: usize = 128;
 
 /// Compact row of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +118,7 @@ impl SliceRow {
 
     /// The row in packed form. The Service comes first, since it is also read alone.
     pub(super) fn pack(&self) -> Packed {
-        let mut writer = Writer::default();
+        let mut writer = Writer::with_capacity(PACKED_BYTES);
         writer.text(&self.service);
         let one_state = self.one_state();
         writer.byte(u8::from(self.family == Family::V6) | u8::from(one_state.is_some()) << 1);
@@ -213,14 +216,12 @@ impl SliceRow {
 
     /// Endpoints of one slice mostly share a few sets of zones.
     fn zones_of(&mut self, hints: Option<&EndpointHints>) -> u16 {
-        let names = names(hints.map(|hints| &*hints.for_zones));
-        if names.is_empty() {
-            return 0;
-        }
-        let same = |zones: &[Arc<str>]| zones.iter().map(|zone| &**zone).eq(names.iter().copied());
+        let Some(hints) = hints.filter(|hints| !hints.for_zones.is_empty()) else { return 0 };
+        let names = || hints.for_zones.iter().map(|zone| &*zone.name);
+        let same = |zones: &[Arc<str>]| zones.iter().map(|zone| &**zone).eq(names());
         let recent = self.zones.iter().enumerate().rev().take(ZONES_COMPARED_MAX);
         let index = recent.into_iter().find(|(_, zones)| same(zones)).map(|(index, _)| index).unwrap_or_else(|| {
-            self.zones.push(names.iter().map(|&name| name.into()).collect());
+            self.zones.push(names().map(Into::into).collect());
             self.zones.len() - 1
         });
         // A slice has far fewer endpoints than this has room for.
@@ -290,15 +291,12 @@ impl Endpoint {
 
 /// Address of an endpoint; the error is the reason why it is unusable.
 pub(super) fn parse_endpoint_address(text: &str, family: Family) -> Result<Address, &'static str> {
-    match parse_address(text.trim()) {
+    // Blanks are rare.
+    match parse_address(text).or_else(|| parse_address(text.trim())) {
         Some(address) if address.family() == family => Ok(address),
         Some(_) => Err("is not of the slice's addressType"),
         None => Err("is not a valid IP address"),
     }
-}
-
-fn names(hints: Option<&[HintName]>) -> Vec<&str> {
-    hints.unwrap_or_default().iter().map(|hint| &*hint.name).collect()
 }
 
 /// Service that the slice's label names.
@@ -372,10 +370,10 @@ fn endpoint(spec: &EndpointSpec, address: Address, node: Option<&str>) -> Endpoi
 }
 
 fn node_hint(spec: &EndpointSpec, node: Option<&str>) -> NodeHint {
-    let names = names(spec.hints.as_ref().map(|hints| &*hints.for_nodes));
+    let nodes = spec.hints.as_ref().map(|hints| &*hints.for_nodes).unwrap_or_default();
     match node {
-        _ if names.is_empty() => NodeHint::None,
-        Some(node) if names.contains(&node) => NodeHint::ThisNode,
+        _ if nodes.is_empty() => NodeHint::None,
+        Some(node) if nodes.iter().any(|hint| hint.name == node) => NodeHint::ThisNode,
         _ => NodeHint::Others,
     }
 }
