@@ -135,10 +135,8 @@ impl<'a> DesiredRows<'a> {
     /// Desired rows of a Service of the store; `None` if the store does not have it.
     pub(super) fn new(store: &'a Store, name: &ServiceName) -> Option<Self> {
         let (name, row) = store.named_service(name)?;
-        let mut addresses: Vec<_> =
-            addresses(store, &row).into_iter().map(|(address, (source, scope))| (address, source, scope)).collect();
-        addresses.sort_by_key(|&(address, source, _)| (source != FrontendSource::ClusterIp, address));
-        Some(Self { store, name, addresses, node_ips: node_ips(store, &row), slices: OnceCell::new(), row })
+        let (addresses, node_ips) = (addresses(store, &row), node_ips(store, &row));
+        Some(Self { store, name, addresses, node_ips, slices: OnceCell::new(), row })
     }
 
     /// Creation time of the Service in seconds since 1970.
@@ -195,10 +193,12 @@ impl<'a> DesiredRows<'a> {
         let slices = self.slices.get_or_init(|| self.store.slice_rows(self.name).collect());
         let endpoints = merged_endpoints(slices, port, family);
         let eligibility = Eligibility::new(&endpoints, scope, self.store.zone());
-        let eligible = endpoints.backends(|endpoint| eligibility.includes(endpoint));
-        let kept = endpoints.backends(|endpoint| endpoint.endpoint.serving && !eligibility.includes(endpoint));
+        let mut backends = Vec::with_capacity(endpoints.len());
+        backends.extend(endpoints.backends(|endpoint| eligibility.includes(endpoint)));
+        let eligible = backends.len();
+        backends.extend(endpoints.backends(|endpoint| endpoint.endpoint.serving && !eligibility.includes(endpoint)));
         let drops = scope == Scope::Denied || endpoints.values().any(|endpoint| endpoint.endpoint.is_usable());
-        Members::new(&eligible, &kept, drops && eligible.is_empty())
+        Members { backends: backends.into(), eligible, drops: drops && eligible == 0 }
     }
 
     /// Problem of a Service with more frontends than [`SERVICE_FRONTENDS_MAX`].
@@ -307,11 +307,11 @@ pub(super) fn may_claim(source: FrontendSource, is_cluster_ip: impl FnOnce() -> 
     source == FrontendSource::ClusterIp || !is_cluster_ip()
 }
 
-/// Addresses of the Service itself. An address with several sources keeps the first one. It is denied if any source
-/// denies it, as kube-proxy's firewall comes before everything else (nftables/proxier.go, `firewall-ips`). A ClusterIP
-/// that is also an external address ignores the internal traffic policy (in kube-proxy, the later entry of
-/// `service-ips` replaces the earlier one).
-fn addresses(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (FrontendSource, Scope)> {
+/// Addresses of the Service itself: ClusterIPs first, each part sorted by address. An address with several sources
+/// keeps the first one. It is denied if any source denies it, as kube-proxy's firewall comes before everything else
+/// (nftables/proxier.go, `firewall-ips`). A ClusterIP that is also an external address ignores the internal traffic
+/// policy (in kube-proxy, the later entry of `service-ips` replaces the earlier one).
+fn addresses(store: &Store, service: &ServiceRow) -> Vec<(Address, FrontendSource, Scope)> {
     let cluster_ip_scope = if service.is_internal_local { Scope::Local } else { Scope::Cluster };
     let cluster_ips = service.cluster_ips.iter().map(|&ip| (ip, FrontendSource::ClusterIp, cluster_ip_scope));
     let balancer_ips = service.load_balancer_ips.iter().map(|&ip| {
@@ -323,15 +323,21 @@ fn addresses(store: &Store, service: &ServiceRow) -> BTreeMap<Address, (Frontend
     });
     let external_ips = served_external_ips(store, service).iter();
     let external_ips = external_ips.map(|&ip| (ip, FrontendSource::ExternalIp, Scope::Cluster));
-    let mut addresses = BTreeMap::new();
     let from_outside = balancer_ips.chain(external_ips).filter(|(ip, ..)| !is_own(store, *ip));
-    for (address, source, scope) in cluster_ips.chain(from_outside) {
-        let entry = addresses.entry(address).or_insert((source, scope));
-        if scope == Scope::Denied || entry.1 == Scope::Local {
-            entry.1 = scope;
+    let mut addresses: Vec<_> = cluster_ips.chain(from_outside).collect();
+    // The stable sort keeps the order of an address's sources.
+    addresses.sort_by_key(|&(address, ..)| address);
+    addresses.dedup_by(|&mut (address, _, scope), (first, _, first_scope)| {
+        let is_same = address == *first;
+        if is_same && (scope == Scope::Denied || *first_scope == Scope::Local) {
+            *first_scope = scope;
         }
-    }
-    addresses
+        is_same
+    });
+    let (mut sorted, others): (Vec<_>, _) =
+        addresses.into_iter().partition(|&(_, source, _)| source == FrontendSource::ClusterIp);
+    sorted.extend::<Vec<_>>(others);
+    sorted
 }
 
 /// External addresses of the Service, if any are served.

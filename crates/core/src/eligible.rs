@@ -113,9 +113,13 @@ impl FollowedHints {
 pub(super) struct MergedEndpoints<'a>(Vec<(Backend, SliceEndpoint<'a>)>);
 
 impl<'a> MergedEndpoints<'a> {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Addresses and ports of those endpoints that match.
-    pub(super) fn backends(&self, matches: impl Fn(&SliceEndpoint<'a>) -> bool) -> Vec<Backend> {
-        self.0.iter().filter(|(_, endpoint)| matches(endpoint)).map(|&(backend, _)| backend).collect()
+    pub(super) fn backends(&self, matches: impl Fn(&SliceEndpoint<'a>) -> bool) -> impl Iterator<Item = Backend> {
+        self.0.iter().filter(move |(_, endpoint)| matches(endpoint)).map(|&(backend, _)| backend)
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &SliceEndpoint<'a>> {
@@ -175,14 +179,14 @@ pub(super) fn merged_endpoints<'a>(
     port: &ServicePort,
     family: Family,
 ) -> MergedEndpoints<'a> {
-    let slices = slices.into_iter().filter(|slice| slice.family == family);
-    let mut merged: Vec<_> = slices
-        .flat_map(|slice| slice.numbers(&port.name, port.protocol).map(move |number| (slice, number)))
-        .flat_map(|(slice, number)| {
-            let backend = move |endpoint: &Endpoint| Backend { address: endpoint.address, port: number };
-            slice.endpoints.iter().map(move |endpoint| (backend(endpoint), SliceEndpoint { slice, endpoint }))
-        })
-        .collect();
+    let mut merged = Vec::new();
+    for slice in slices.into_iter().filter(|slice| slice.family == family) {
+        for number in slice.numbers(&port.name, port.protocol) {
+            let backend = |endpoint: &Endpoint| Backend { address: endpoint.address, port: number };
+            let endpoints = slice.endpoints.iter();
+            merged.extend(endpoints.map(|endpoint| (backend(endpoint), SliceEndpoint { slice, endpoint })));
+        }
+    }
     // The stable sort keeps endpoints with the same key in the order of their slices.
     merged.sort_by_key(|(backend, _)| *backend);
     merged.dedup_by(|(backend, endpoint), (earlier_backend, earlier)| {
