@@ -13,7 +13,7 @@ use std::{
 };
 
 pub(crate) use held::is_most;
-use held::{Held, Staged};
+use held::{Held, Objects, Staged};
 pub use held::{ListReport, ListSource, ListVerdict, SECOND_LIST_AFTER};
 
 use super::{
@@ -174,7 +174,7 @@ impl Store {
         match event {
             Event::ListStarted(kind) => {
                 let list = self.lists.of(kind);
-                (list.staged, list.source) = (Some(Staged::new()), None);
+                (list.staged, list.source) = (Some(Staged::default()), None);
             }
             Event::ListFrom(kind, source) => self.lists.of(kind).source = Some(source),
             Event::ListDone(kind) => return self.finish_list(kind),
@@ -394,7 +394,7 @@ impl Store {
     fn delete(&mut self, kind: ResourceKind, name: &ObjectName) -> Vec<Problem> {
         let list = self.lists.of(kind);
         if let Some(staged) = &mut list.staged {
-            staged.remove(name);
+            staged.insert(name.clone(), Parsed { row: None, problems: Box::default() });
             return Vec::new();
         }
         if let Some(held) = &mut list.held {
@@ -510,7 +510,7 @@ impl Store {
         let row = self.packed(kind, &name).cloned();
         match &mut self.lists.of(kind).staged {
             Some(staged) => {
-                let row = row.or_else(|| staged.remove(&name).and_then(|earlier| earlier.row));
+                let row = row.or_else(|| staged.row(&name).cloned());
                 let problems = problems(&row);
                 staged.insert(name, Parsed { row, problems });
                 Vec::new()
@@ -525,7 +525,7 @@ impl Store {
     /// Completes a list: objects that it did not name are gone.
     fn finish_list(&mut self, kind: ResourceKind) -> Vec<Problem> {
         let list = self.lists.of(kind);
-        let (staged, source) = (list.staged.take().unwrap_or_default(), list.source.take());
+        let (staged, source) = (list.staged.take().unwrap_or_default().finish(), list.source.take());
         let counting = match source {
             Some(source) => self.judge_list(kind, staged, source),
             None => {
@@ -537,7 +537,7 @@ impl Store {
     }
 
     /// Returns a list if it counts, and holds it back otherwise.
-    fn judge_list(&mut self, kind: ResourceKind, staged: Staged, source: ListSource) -> Option<Staged> {
+    fn judge_list(&mut self, kind: ResourceKind, staged: Objects, source: ListSource) -> Option<Objects> {
         let (missing, known) = self.loss(kind, &staged);
         let list = self.lists.of(kind);
         let is_same_view = list.view == source.view;
@@ -569,7 +569,7 @@ impl Store {
     }
 
     /// Number of objects in force that a list lacks, and of all. Objects of the agent's own do not count.
-    fn loss(&self, kind: ResourceKind, staged: &Staged) -> (usize, usize) {
+    fn loss(&self, kind: ResourceKind, staged: &Objects) -> (usize, usize) {
         if kind == ResourceKind::Nodes {
             return (0, 0);
         }
@@ -595,7 +595,7 @@ impl Store {
     }
 
     /// Replaces the rows of a kind by those of a list.
-    fn replace_all(&mut self, kind: ResourceKind, mut staged: Staged) -> Vec<Problem> {
+    fn replace_all(&mut self, kind: ResourceKind, mut staged: Objects) -> Vec<Problem> {
         let gone: Vec<_> = self.known(kind).filter(|name| !staged.contains_key(name)).collect();
         gone.iter().for_each(|name| self.remove(kind, name));
         let mut new = Vec::new();
@@ -791,6 +791,8 @@ fn nameless(kind: &str) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::{desired_rows, resolve};
 
@@ -887,6 +889,39 @@ mod tests {
 
     fn numbers(store: &Store) -> usize {
         store.service_names().len() - 1
+    }
+
+    proptest! {
+        /// Objects come in any order, more than once, and are deleted while the list is under way.
+        #[test]
+        fn a_list_has_what_its_last_events_leave(
+            known in prop::collection::btree_set(1..9_u16, 0..6),
+            events in prop::collection::vec((any::<bool>(), 1..9_u16, 80..83_u16), 0..24),
+        ) {
+            let kind = ResourceKind::Services;
+            let object = |number: u16, port: u16| {
+                let object = serde_json::json!({"metadata": {"name": format!("s{number}")},
+                                                "spec": {"clusterIP": "10.96.1.1", "ports": [{"port": port}]}});
+                Event::Service(serde_json::from_value(object).unwrap())
+            };
+            let mut store = Store::new(NodeContext::default());
+            let known = known.into_iter().map(|number| object(number, 80));
+            let mut left = BTreeMap::new();
+            let changes = events.into_iter().map(|(is_there, number, port)| {
+                if is_there {
+                    left.insert(format!("s{number}"), port);
+                    return object(number, port);
+                }
+                let name = format!("s{number}");
+                left.remove(&name);
+                Event::Deleted(kind, ServiceName::new("default", name))
+            });
+            for event in known.chain([Event::ListStarted(kind)]).chain(changes).chain([Event::ListDone(kind)]) {
+                prop_assert!(store.apply(event).is_empty());
+            }
+            let found = store.services().map(|(name, row)| (name.name.to_string(), row.ports[0].port));
+            prop_assert_eq!(Vec::from_iter(found), Vec::from_iter(left));
+        }
     }
 
     #[test]

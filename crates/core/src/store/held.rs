@@ -68,14 +68,48 @@ pub enum ListVerdict {
     Disagreed,
 }
 
-/// Objects of a list that do not count yet.
-pub(super) type Staged = BTreeMap<ObjectName, Parsed<Packed>>;
+/// Objects of a list.
+pub(super) type Objects = BTreeMap<ObjectName, Parsed<Packed>>;
+
+/// Objects of a list that is under way. Servers send them sorted, mostly by name.
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    sorted: Vec<(ObjectName, Parsed<Packed>)>,
+    /// Objects that came after one with a later name or the same.
+    others: Objects,
+}
+
+impl Staged {
+    /// Adds an object, or replaces it.
+    pub(super) fn insert(&mut self, name: ObjectName, parsed: Parsed<Packed>) {
+        if self.sorted.last().is_none_or(|(last, _)| *last < name) {
+            self.sorted.push((name, parsed));
+        } else {
+            self.others.insert(name, parsed);
+        }
+    }
+
+    /// Row of an object of the list so far.
+    pub(super) fn row(&self, name: &ObjectName) -> Option<&Packed> {
+        let sorted = || {
+            let index = self.sorted.binary_search_by(|(other, _)| other.cmp(name)).ok()?;
+            self.sorted.get(index).map(|(_, parsed)| parsed)
+        };
+        self.others.get(name).or_else(sorted)?.row.as_ref()
+    }
+
+    /// The complete list.
+    pub(super) fn finish(self) -> Objects {
+        // Of equal names, the last one counts.
+        self.sorted.into_iter().chain(self.others).collect()
+    }
+}
 
 /// List that is held back.
 #[derive(Debug)]
 pub(super) struct Held {
     /// Its objects, with all changes since.
-    pub(super) candidate: Staged,
+    pub(super) candidate: Objects,
     /// Server of the first such list, and when it ended.
     pub(super) server: Arc<str>,
     since: Instant,
@@ -84,7 +118,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    pub(super) fn new(candidate: Staged, source: &ListSource) -> Self {
+    pub(super) fn new(candidate: Objects, source: &ListSource) -> Self {
         Self { candidate, server: source.server.clone(), since: source.ended, changes_left: 0 }
     }
 
@@ -93,7 +127,7 @@ impl Held {
     }
 
     /// The same with the objects of another list, which lacks most of them, too.
-    pub(super) fn with(self, candidate: Staged) -> Self {
+    pub(super) fn with(self, candidate: Objects) -> Self {
         Self { candidate, changes_left: 0, ..self }
     }
 
