@@ -33,9 +33,11 @@ const INTERVAL_MIN: Duration = Duration::from_secs(10);
 const INTERVAL_FACTOR: u32 = 300;
 /// Time from a search that has added places to the next one: there may be far more connections.
 const GROWTH_INTERVAL: Duration = Duration::from_secs(1);
-/// Least time to the next search for this reason, from one that has changed nothing although a socket had found no
-/// place: few connections live, and both places of a socket are taken now and then.
+/// Least time between two searches because a socket has found no place while few are taken: both places of a socket are
+/// taken now and then.
 const IDLE_INTERVAL_MIN: Duration = Duration::from_secs(60);
+/// Least time between two messages of the programs that count.
+const MESSAGE_INTERVAL: Duration = Duration::from_secs(1);
 /// Time from a message of the programs to the search: connects that come in a storm are then seen together.
 const GATHERING: Duration = Duration::from_millis(250);
 /// Time from the start to the first look whether fewer places are enough.
@@ -50,6 +52,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 struct Pace {
     is_searching: bool,
     not_before: Option<Instant>,
+    /// End of the last search.
+    ended: Option<Instant>,
     /// Use of the places at the last look.
     latest: TcpPlacesUsage,
     /// Use of the places when the last search began.
@@ -64,11 +68,12 @@ struct Pace {
 
 impl Pace {
     /// Whether to search: half of the places that the last search left free are taken, or a socket has found none
-    /// since.
+    /// since. While few are taken, no connections need more, so the second reason can wait.
     fn is_due(&self, usage: TcpPlacesUsage, now: Instant) -> bool {
         let is_time = !self.is_searching && self.not_before.is_none_or(|at| at <= now);
         let is_scarce = usage.taken.saturating_sub(self.kept) > usage.room().saturating_sub(self.kept) / 2;
-        let is_full = usage.without_place != self.usage.without_place;
+        let is_idle_over = self.ended.is_none_or(|ended| ended + IDLE_INTERVAL_MIN <= now);
+        let is_full = usage.without_place != self.usage.without_place && (are_many(usage) || is_idle_over);
         is_time && usage.taken > 0 && (is_scarce || is_full || self.may_shrink && usage.taken > self.kept)
     }
 
@@ -78,27 +83,22 @@ impl Pace {
     }
 
     fn end(&mut self, found: Option<&Found>, now: Instant) {
-        self.is_searching = false;
+        (self.is_searching, self.ended) = (false, Some(now));
         self.not_before = Some(match found {
             Some(Found { has_grown: true, .. }) => now + GROWTH_INTERVAL,
             // More places may be needed.
-            Some(_) if self.latest.taken >= self.latest.room() / 4 && self.latest.room() < TCP_PLACES_MAX => {
-                now + INTERVAL_MIN
-            }
+            Some(_) if are_many(self.latest) && self.latest.room() < TCP_PLACES_MAX => now + INTERVAL_MIN,
             Some(found) => now + (found.cpu * INTERVAL_FACTOR).max(INTERVAL_MIN),
             None => now + INTERVAL_MIN,
         });
         // After a failure the same places are no reason to search again.
         self.kept = found.map_or(self.usage.taken, |found| found.kept);
     }
+}
 
-    /// When the next message of the programs counts, after a search.
-    fn heeds_message_from(&self, found: Option<&Found>, now: Instant) -> Instant {
-        let has_changed = found.is_some_and(|found| found.freed > 0 || found.has_grown);
-        let is_idle = !has_changed && self.latest.taken < self.latest.room() / 4;
-        let at_least = if is_idle { now + IDLE_INTERVAL_MIN } else { now };
-        self.not_before.map_or(at_least, |not_before| not_before.max(at_least))
-    }
+/// Whether so many places are taken that others may be needed.
+fn are_many(usage: TcpPlacesUsage) -> bool {
+    usage.taken >= usage.room() / 4
 }
 
 /// The places as the task that owns the table watches them.
@@ -139,13 +139,12 @@ impl TcpPlaceWatch {
         self.with_pace(|pace| pace.usage = TcpPlacesUsage::default());
     }
 
-    /// Ends a search. Returns when the next message of the programs counts.
-    fn end(&self, found: Option<&Found>) -> Instant {
+    /// Ends a search. Returns when the next one may begin.
+    fn end(&self, found: Option<&Found>) -> Option<Instant> {
         self.searches.fetch_add(1, Ordering::Relaxed);
         self.with_pace(|pace| {
-            let now = Instant::now();
-            pace.end(found, now);
-            pace.heeds_message_from(found, now)
+            pace.end(found, Instant::now());
+            pace.not_before
         })
     }
 }
@@ -153,7 +152,6 @@ impl TcpPlaceWatch {
 /// Result of a search.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
-    freed: usize,
     kept: u32,
     cpu: Duration,
     /// Whether it has added places.
@@ -204,6 +202,7 @@ impl TcpPlaceSweeper {
             tokio::select! {
                 () = self.watch.due.notified() => self.search().await,
                 () = message(full.as_mut().ok(), self.heeds_message_from) => {
+                    self.heeds_message_from = Instant::now() + MESSAGE_INTERVAL;
                     // The loop looks at the places after each command.
                     self.mailbox.tell(Command::LookAtTcpPlaces).await.ok();
                 }
@@ -227,7 +226,7 @@ impl TcpPlaceSweeper {
 
     async fn search(&mut self) {
         let found = self.sweep().await;
-        self.heeds_message_from = self.watch.end(found.as_ref().ok());
+        self.heeds_message_from = self.watch.end(found.as_ref().ok()).unwrap_or_else(Instant::now);
         let failure = found.err();
         if let Some(failure) = failure.as_ref().filter(|failure| self.last_failure.as_ref() != Some(failure)) {
             tracing::warn!("places of TCP sockets that have gone stay taken: {failure}");
@@ -247,12 +246,11 @@ impl TcpPlaceSweeper {
         let GoneOwners { places, kept, unseen, cpu } = blocking(move || missing.search_again()).await?;
         self.watch.unseen.store(unseen.into(), Ordering::Relaxed);
         tracing::debug!("{} TCP sockets with a place have gone, {kept} have not", places.len());
-        let freed = places.len();
-        if freed > 0 {
+        if !places.is_empty() {
             let command = |sender| Command::FreeTcpPlaces(places, sender);
             self.mailbox.order(command).await.map_err(|error| error.to_string())??;
         }
-        Ok(Found { freed, kept, cpu, has_grown })
+        Ok(Found { kept, cpu, has_grown })
     }
 
     /// Has places added if so many connections live that others may find none. Returns whether there are more.
@@ -387,16 +385,16 @@ mod tests {
     }
 
     #[test]
-    fn messages_count_for_less_where_few_places_are_taken_and_nothing_changes() {
-        let now = Instant::now();
-        let few = usage(TCP_PLACES / 4 - 1, 7);
-        let (idle, freed) = (Found::default(), Found { freed: 1, ..Found::default() });
-        let mut pace = Pace { latest: few, usage: few, not_before: Some(now + INTERVAL_MIN), ..Pace::default() };
-        let heeds = |pace: &Pace, found: &Found| pace.heeds_message_from(Some(found), now);
-        assert_eq!(heeds(&pace, &idle), now + IDLE_INTERVAL_MIN);
-        assert_eq!(heeds(&pace, &freed), now + INTERVAL_MIN, "there may be more to free");
-        assert_eq!(heeds(&pace, &Found { has_grown: true, ..idle }), now + INTERVAL_MIN, "and to add");
-        pace.latest = usage(TCP_PLACES / 4, 7);
-        assert_eq!(heeds(&pace, &idle), now + INTERVAL_MIN, "more places may be needed");
+    fn few_places_that_are_taken_wait_a_minute_and_many_do_not() {
+        let start = Instant::now();
+        let (few, many) = (TCP_PLACES / 4 - 1, TCP_PLACES / 4);
+        let mut pace = Pace::default();
+        assert!(pace.is_due(usage(few, 1), start), "the first search");
+        pace.begin(usage(few, 1));
+        pace.end(Some(&Found { kept: few, ..Found::default() }), start);
+        let soon = start + INTERVAL_MIN;
+        assert!(!pace.is_due(usage(few, 2), soon) && pace.is_due(usage(few, 2), start + IDLE_INTERVAL_MIN));
+        assert!(pace.is_due(usage(many, 2), soon), "more places may be needed");
+        assert!(!pace.is_due(usage(many, 1), soon), "each socket has found one");
     }
 }
