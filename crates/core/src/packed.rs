@@ -77,6 +77,11 @@ impl<'a> Reader<'a> {
         Self(packed)
     }
 
+    /// The bytes that have not been read.
+    pub(super) fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
     fn bytes(&mut self, count: usize) -> &'a [u8] {
         let (bytes, rest) = self.0.split_at_checked(count).unwrap_or((self.0, &[]));
         self.0 = rest;

@@ -248,7 +248,7 @@ impl TablePlanner {
     fn each_name_of_all(&self) -> impl Iterator<Item = FrontendName<'_>> {
         self.claims.frontends.each_written_with_claims().filter_map(|(frontend, claims)| {
             let (claim, set) = self.in_force(frontend, claims)?;
-            let action = Action::of(set.members.eligible != 0, set.members.drops);
+            let action = Action::of(set.members.eligible() != 0, set.members.drops());
             let (service, port_name) = (&*claim.service, &*claim.port_name);
             Some(FrontendName { frontend, service, port_name, source: claim.source, action })
         })

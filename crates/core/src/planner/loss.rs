@@ -43,7 +43,7 @@ impl TablePlanner {
     /// Addresses in the kernel with a frontend that leads to a backend.
     #[must_use]
     pub fn serving_addresses(&self) -> BTreeSet<Address> {
-        let sets = self.sets.each_in_kernel().filter(|set| set.members.eligible != 0);
+        let sets = self.sets.each_in_kernel().filter(|set| set.members.eligible() != 0);
         let forwarding = sorted_set(sets.map(|set| set.id));
         let written = self.claims.frontends.each_written();
         sorted_set(written.filter(|(_, set)| forwarding.contains(set)).map(|(frontend, _)| frontend.address))

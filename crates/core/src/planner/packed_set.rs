@@ -5,23 +5,29 @@ use crate::{
     packed::{Reader, Writer},
 };
 
-/// Bits of the first byte: all addresses are IPv4; all ports are the same, which follows once.
+/// Bits of the first byte: all addresses are IPv4; all ports are the same, which follows once; calls are dropped.
 const IS_V4: u8 = 1;
 const HAS_ONE_PORT: u8 = 2;
+const DROPS: u8 = 4;
 
 /// Packed members; equal if the members are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PackedSet {
-    backends: Box<[u8]>,
-    pub(super) eligible: u32,
-    pub(super) drops: bool,
+pub(super) struct PackedSet(Box<[u8]>);
+
+/// The head of a packed set, and the bytes of its backends.
+struct Parts<'a> {
+    form: Form,
+    eligible: u32,
+    one_port: Option<u16>,
+    backends: &'a [u8],
 }
 
 impl PackedSet {
     pub(super) fn of(members: &Members) -> Self {
-        let form = Form::of(&members.backends);
+        let form = Form::of(members);
         let mut writer = Writer::with_capacity(form.first_bytes() + members.backends.len() * form.backend_bytes());
         writer.byte(form.0);
+        writer.number(members.eligible as u64);
         if let (true, Some(backend)) = (form.has_one_port(), members.backends.first()) {
             writer.short(backend.port);
         }
@@ -31,29 +37,45 @@ impl PackedSet {
                 writer.short(backend.port);
             }
         }
-        Self { backends: writer.finish_alone(), eligible: members.eligible as u32, drops: members.drops }
+        Self(writer.finish_alone())
     }
 
     /// Number of backends in both runs.
     pub(super) fn count(&self) -> u32 {
-        let form = self.form();
-        let bytes = self.backends.len().saturating_sub(form.first_bytes());
-        (bytes / form.backend_bytes()) as u32
+        self.parts().count()
     }
 
-    fn form(&self) -> Form {
-        Form(self.backends.first().copied().unwrap_or_default())
+    /// Number of backends in the first run.
+    pub(super) fn eligible(&self) -> u32 {
+        self.parts().eligible
+    }
+
+    pub(super) fn drops(&self) -> bool {
+        self.parts().form.drops()
     }
 
     pub(super) fn unpack(&self) -> Members {
-        let (mut reader, form) = (Reader::new(&self.backends), self.form());
-        reader.byte();
-        let one_port = form.has_one_port().then(|| reader.short());
-        let backends = (0..self.count()).map(|_| Backend {
-            address: reader.address(form.family()),
-            port: one_port.unwrap_or_else(|| reader.short()),
+        let parts = self.parts();
+        let mut reader = Reader::new(parts.backends);
+        let backends = (0..parts.count()).map(|_| Backend {
+            address: reader.address(parts.form.family()),
+            port: parts.one_port.unwrap_or_else(|| reader.short()),
         });
-        Members { backends: backends.collect(), eligible: self.eligible as usize, drops: self.drops }
+        Members { backends: backends.collect(), eligible: parts.eligible as usize, drops: parts.form.drops() }
+    }
+
+    fn parts(&self) -> Parts<'_> {
+        let mut reader = Reader::new(&self.0);
+        let form = Form(reader.byte());
+        let eligible = reader.number() as u32;
+        let one_port = form.has_one_port().then(|| reader.short());
+        Parts { form, eligible, one_port, backends: reader.rest() }
+    }
+}
+
+impl Parts<'_> {
+    fn count(&self) -> u32 {
+        (self.backends.len() / self.form.backend_bytes()) as u32
     }
 }
 
@@ -62,10 +84,12 @@ impl PackedSet {
 struct Form(u8);
 
 impl Form {
-    fn of(backends: &[Backend]) -> Self {
+    fn of(members: &Members) -> Self {
+        let backends = &members.backends;
         let is_v4 = backends.iter().all(|backend| backend.address.family() == Family::V4);
         let has_one_port = backends.first().is_some_and(|first| backends.iter().all(|other| other.port == first.port));
-        Self(if is_v4 { IS_V4 } else { 0 } | if has_one_port { HAS_ONE_PORT } else { 0 })
+        let bits = [(is_v4, IS_V4), (has_one_port, HAS_ONE_PORT), (members.drops, DROPS)];
+        Self(bits.into_iter().filter(|(is_set, _)| *is_set).fold(0, |byte, (_, bit)| byte | bit))
     }
 
     /// IPv4 if all backends are; the 16 bytes of IPv6 hold either.
@@ -77,9 +101,13 @@ impl Form {
         self.0 & HAS_ONE_PORT != 0
     }
 
-    /// Length of what precedes the backends.
+    fn drops(self) -> bool {
+        self.0 & DROPS != 0
+    }
+
+    /// Length of what precedes the backends, of which fewer than 128 are eligible.
     fn first_bytes(self) -> usize {
-        if self.has_one_port() { 3 } else { 1 }
+        if self.has_one_port() { 4 } else { 2 }
     }
 
     fn backend_bytes(self) -> usize {
@@ -98,16 +126,20 @@ mod tests {
         let (v4, v6) = (backend("10.0.0.1", 0x1234), backend("fd00::1", 65_535));
         let same_port = backend("10.0.0.2", 0x1234);
         for (eligible, serving, bytes) in [
-            (vec![], vec![], 1),
-            (vec![v4], vec![], 3 + 4),
-            (vec![v4, same_port], vec![], 3 + 2 * 4),
-            (vec![v6], vec![v6], 3 + 2 * 16),
-            (vec![v4], vec![v6], 1 + 2 * 18),
-            (vec![v4], vec![backend("10.0.0.2", 1)], 1 + 2 * 6),
+            (vec![], vec![], 2),
+            (vec![v4], vec![], 4 + 4),
+            (vec![v4, same_port], vec![], 4 + 2 * 4),
+            (vec![v4; 200], vec![], 5 + 200 * 4),
+            (vec![v6], vec![v6], 4 + 2 * 16),
+            (vec![v4], vec![v6], 2 + 2 * 18),
+            (vec![v4], vec![backend("10.0.0.2", 1)], 2 + 2 * 6),
         ] {
-            let members = Members::new(&eligible, &serving, true);
-            let packed = PackedSet::of(&members);
-            assert_eq!((packed.unpack(), packed.backends.len()), (members, bytes));
+            for drops in [false, true] {
+                let members = Members::new(&eligible, &serving, drops);
+                let packed = PackedSet::of(&members);
+                assert_eq!((packed.eligible() as usize, packed.drops()), (members.eligible, drops));
+                assert_eq!((packed.unpack(), packed.0.len()), (members, bytes));
+            }
         }
     }
 }

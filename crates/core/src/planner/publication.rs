@@ -139,7 +139,7 @@ impl TablePlanner {
         batch: &mut Batch<'_>,
     ) -> Result<(), PublicationError> {
         let Some(set) = self.sets.get(key).filter(|set| set.members != PackedSet::of(members)) else { return Ok(()) };
-        if is_protected(&key.service) && members.eligible == 0 && set.members.eligible != 0 {
+        if is_protected(&key.service) && members.eligible == 0 && set.members.eligible() != 0 {
             let message = "it has no usable endpoints, and nothing works without the API server";
             return Err(PublicationError { message: message.to_owned(), shortage: None });
         }

@@ -236,9 +236,9 @@ impl BackendSet {
         Op::PublishSet {
             set: self.id,
             first_slot: self.extent.first,
-            eligible: self.members.eligible as u16,
-            serving: (self.members.count() - self.members.eligible) as u16,
-            drops: self.members.drops,
+            eligible: self.members.eligible() as u16,
+            serving: (self.members.count() - self.members.eligible()) as u16,
+            drops: self.members.drops(),
         }
     }
 }
