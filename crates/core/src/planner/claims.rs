@@ -36,7 +36,8 @@ pub(super) struct Claims {
 /// Claims of one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ServiceClaims {
-    created_s: Option<i64>,
+    /// Creation time of the Service: the end of time if it is unknown, 0 without claims on frontends.
+    created_s: i64,
     claimed: Claimed,
 }
 
@@ -174,20 +175,20 @@ impl Claims {
         let has_row = |address: &Address| rows.iter().any(|claim| claim.is_of_cluster_ip(*address));
         let bare_cluster_ips = desired.cluster_ips().iter().filter(|address| !has_row(address)).copied().collect();
         // A Service without claims counts as none.
-        let created_s = desired.created_s().filter(|_| !rows.is_empty());
+        let created_s = if rows.is_empty() { 0 } else { desired.created_s().unwrap_or(i64::MAX) };
         ServiceClaims { created_s, claimed: Claimed::new(rows, bare_cluster_ips) }
     }
 
-    fn claim(&mut self, service: &Arc<ServiceName>, claim: &ClaimRef, created_s: Option<i64>) {
+    fn claim(&mut self, service: &Arc<ServiceName>, claim: &ClaimRef, created_s: i64) {
         let ClaimRef { frontend, source, scope, .. } = *claim;
         let services = &self.services;
-        let rank = ClaimRank { source, created_s, service };
+        let rank = ClaimRank { source, created_s: Some(created_s), service };
         let claim = Claim { service: service.clone(), port_name: claim.port_name.clone(), source, scope };
         self.frontends.claim(frontend, claim, |other| {
             let created_s = if other.service == *service {
-                created_s
+                Some(created_s)
             } else {
-                services.get(&other.service).and_then(|claims| claims.created_s)
+                services.get(&other.service).map(|claims| claims.created_s)
             };
             let other = ClaimRank { source: other.source, created_s, service: &other.service };
             precedence(other, rank).is_le()
@@ -258,7 +259,7 @@ impl Claims {
 
     /// Reason why a claim comes before one of another Service (see `precedence`).
     fn why_first(&self, first: &Claim, other: &Claim) -> &'static str {
-        let created = |claim: &Claim| self.services.get(&claim.service).and_then(|claims| claims.created_s);
+        let created = |claim: &Claim| self.services.get(&claim.service).map(|claims| claims.created_s);
         match () {
             () if first.source != other.source => "by its kind of address",
             () if created(first) != created(other) => "as the older one",
