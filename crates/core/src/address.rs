@@ -120,7 +120,7 @@ impl Address {
 }
 
 /// Range of addresses of one family, such as 10.0.0.0/8.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressRange {
     pub(super) first: Address,
     /// Number of leading bits that are fixed, of 128.
@@ -142,6 +142,30 @@ impl AddressRange {
         // A range that reaches beyond the IPv4-mapped addresses is an IPv6 range.
         let first = u128::from_be_bytes(address.0) & mask(fixed);
         Some(Self { first: Address(first.to_be_bytes()), fixed })
+    }
+
+    /// The range of one address.
+    #[must_use]
+    pub const fn single(address: Address) -> Self {
+        Self { first: address, fixed: 128 }
+    }
+
+    /// First address of the range.
+    #[must_use]
+    pub const fn first(&self) -> Address {
+        self.first
+    }
+
+    /// Number of leading bits, of the 128 of the table's form, that all addresses of the range share.
+    #[must_use]
+    pub const fn fixed_bits(&self) -> u8 {
+        self.fixed
+    }
+
+    /// Whether the range contains every address of another.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        self.fixed <= other.fixed && self.family() == other.family() && self.contains(other.first)
     }
 
     /// Whether the range contains an address.
@@ -302,6 +326,25 @@ fn parse_v4(text: &str) -> Option<Ipv4Addr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_covers_the_narrower_ones_of_its_family() {
+        let range = |text| AddressRange::parse(text).unwrap();
+        for (wide, narrow, expected) in [
+            ("10.0.0.0/8", "10.1.0.0/16", true),
+            ("10.0.0.0/8", "10.0.0.0/8", true),
+            ("10.1.0.0/16", "10.0.0.0/8", false),
+            ("10.0.0.0/8", "11.0.0.0/16", false),
+            ("::/0", "fd00::/8", true),
+            ("::/0", "10.0.0.0/8", false),
+            ("::/0", "0.0.0.0/0", false),
+        ] {
+            assert_eq!(range(wide).covers(&range(narrow)), expected, "{wide} {narrow}");
+        }
+        let one = AddressRange::single(parse_address("10.1.2.3").unwrap());
+        assert_eq!((one.to_string().as_str(), one.fixed_bits()), ("10.1.2.3/32", 128));
+        assert_eq!(range("10.1.2.3/8").first(), parse_address("10.0.0.0").unwrap());
+    }
 
     #[test]
     fn addresses_are_read_leniently_and_written_canonically() {
