@@ -22,9 +22,9 @@ use crate::{paths, run, test::suites};
 /// Words that no source file may have, in two parts so that this file keeps its own rule.
 const FORBIDDEN: [(&str, &str); 3] = [("to", "do!("), ("unimple", "mented!("), ("#[ig", "nore")];
 
-/// Path of the core, and the standard library's I/O and clock, which only a lint can keep out of it.
-const CORE: &str = "crates/core/src";
-const CORE_FORBIDDEN: [&str; 7] =
+/// Paths of the pure crates, and the standard library's I/O and clock, which only a lint can keep out of them.
+const PURE: [&str; 2] = ["crates/core/src", "crates/policy/src"];
+const PURE_FORBIDDEN: [&str; 7] =
     ["std::fs", "std::io", "std::env", "Instant::now", "SystemTime", "std::thread", "std::net::Tcp"];
 
 /// The list of all decisions.
@@ -159,9 +159,9 @@ fn source_breaches(name: &Path, content: &str) -> Vec<String> {
     if !content.starts_with("//!") {
         breaches.push("starts without a `//!` comment that says what it is for".to_owned());
     }
-    if name.starts_with(CORE) {
+    if PURE.iter().any(|path| name.starts_with(path)) {
         let program = content.split("#[cfg(test)]").next().unwrap_or_default();
-        let words = CORE_FORBIDDEN.iter().filter(|word| program.contains(**word));
+        let words = PURE_FORBIDDEN.iter().filter(|word| program.contains(**word));
         breaches.extend(words.map(|word| format!("has `{word}`, which ARCHITECTURE.md rules out here")));
     }
     breaches

@@ -1,6 +1,7 @@
 //! Label and field selectors of requests (apimachinery/pkg/labels/selector.go and fields/selector.go 1.36).
 
 use cproxy_core::ResourceKind;
+use cproxy_policy::LabelSelector;
 
 use crate::object::Meta;
 
@@ -25,26 +26,8 @@ pub enum SelectorError {
 /// Selector of objects by labels and fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Selector {
-    labels: Vec<Requirement>,
+    labels: LabelSelector,
     fields: Vec<FieldRequirement>,
-}
-
-/// Requirement on a label.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Requirement {
-    key: String,
-    operator: Operator,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Operator {
-    Exists,
-    DoesNotExist,
-    In(Vec<String>),
-    /// True also without the label.
-    NotIn(Vec<String>),
-    GreaterThan(i64),
-    LessThan(i64),
 }
 
 /// Requirement on a field.
@@ -71,7 +54,7 @@ impl Selector {
     /// One of them is invalid.
     pub fn parse(kind: ResourceKind, labels: &str, fields: &str) -> Result<Self, SelectorError> {
         let selector = Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? }.shrunk();
-        if selector.labels.len() + selector.fields.len() > REQUIREMENTS_MAX {
+        if selector.labels.requirement_count() + selector.fields.len() > REQUIREMENTS_MAX {
             return Err(SelectorError::TooLong);
         }
         Ok(selector)
@@ -80,8 +63,7 @@ impl Selector {
     /// True if it selects the object.
     #[must_use]
     pub fn matches(&self, meta: &Meta) -> bool {
-        self.labels.iter().all(|requirement| requirement.matches(meta))
-            && self.fields.iter().all(|requirement| requirement.matches(meta))
+        self.labels.matches(|key| meta.label(key)) && self.fields.iter().all(|requirement| requirement.matches(meta))
     }
 
     /// Name that it requires, if it requires one.
@@ -94,14 +76,13 @@ impl Selector {
     /// The selector without those requirements that all objects of the relay meet, since it follows only such objects.
     #[must_use]
     pub fn beyond(mut self, known: &Self) -> Self {
-        self.labels.retain(|requirement| !known.labels.contains(requirement));
+        self.labels.remove(&known.labels);
         self.fields.retain(|requirement| !known.fields.contains(requirement));
         self.shrunk()
     }
 
     /// Without room for more: each client keeps its own.
     fn shrunk(mut self) -> Self {
-        self.labels.shrink_to_fit();
         self.fields.shrink_to_fit();
         self
     }
@@ -109,22 +90,7 @@ impl Selector {
     /// True if it selects everything.
     #[must_use]
     pub fn is_everything(&self) -> bool {
-        self.labels.is_empty() && self.fields.is_empty()
-    }
-}
-
-impl Requirement {
-    fn matches(&self, meta: &Meta) -> bool {
-        let value = meta.label(&self.key);
-        let number = || value.and_then(|value| value.parse::<i64>().ok());
-        match &self.operator {
-            Operator::Exists => value.is_some(),
-            Operator::DoesNotExist => value.is_none(),
-            Operator::In(values) => value.is_some_and(|value| values.iter().any(|other| other == value)),
-            Operator::NotIn(values) => value.is_none_or(|value| values.iter().all(|other| other != value)),
-            Operator::GreaterThan(bound) => number().is_some_and(|number| number > *bound),
-            Operator::LessThan(bound) => number().is_some_and(|number| number < *bound),
-        }
+        self.labels.is_everything() && self.fields.is_empty()
     }
 }
 
@@ -140,101 +106,11 @@ impl FieldRequirement {
     }
 }
 
-fn parse_labels(text: &str) -> Result<Vec<Requirement>, SelectorError> {
+fn parse_labels(text: &str) -> Result<LabelSelector, SelectorError> {
     if text.len() > SELECTOR_BYTES_MAX || text.matches(',').count() >= REQUIREMENTS_MAX {
         return Err(SelectorError::TooLong);
     }
-    split(text).into_iter().map(parse_label).collect()
-}
-
-/// Parts of a selector between the commas outside parentheses; none of an empty one.
-fn split(text: &str) -> Vec<&str> {
-    if text.trim().is_empty() {
-        return Vec::new();
-    }
-    let mut depth = 0_usize;
-    text.split(|character| {
-        match character {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        character == ',' && depth == 0
-    })
-    .collect()
-}
-
-fn parse_label(text: &str) -> Result<Requirement, SelectorError> {
-    let text = text.trim();
-    let syntax = || SelectorError::Syntax(format!("{text:?} is no requirement"));
-    if let Some(key) = text.strip_prefix('!') {
-        return Ok(Requirement { key: label_key(key)?, operator: Operator::DoesNotExist });
-    }
-    if let Some(list) = text.strip_suffix(')') {
-        let (head, values) = list.split_once('(').ok_or_else(syntax)?;
-        let (key, word) = head.trim().rsplit_once(char::is_whitespace).ok_or_else(syntax)?;
-        let values = values.split(',').map(label_value).collect::<Result<_, _>>()?;
-        let operator = match word {
-            "in" => Operator::In(values),
-            "notin" => Operator::NotIn(values),
-            _ => return Err(syntax()),
-        };
-        return Ok(Requirement { key: label_key(key)?, operator });
-    }
-    let number = |value: &str| value.trim().parse().map_err(|_| syntax());
-    let one = |value| Ok::<_, SelectorError>(vec![label_value(value)?]);
-    let (key, operator) = if let Some((key, value)) = text.split_once("!=") {
-        (key, Operator::NotIn(one(value)?))
-    } else if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-        (key, Operator::In(one(value)?))
-    } else if let Some((key, value)) = text.split_once('>') {
-        (key, Operator::GreaterThan(number(value)?))
-    } else if let Some((key, value)) = text.split_once('<') {
-        (key, Operator::LessThan(number(value)?))
-    } else {
-        (text, Operator::Exists)
-    };
-    Ok(Requirement { key: label_key(key)?, operator })
-}
-
-fn is_name_character(character: char) -> bool {
-    character.is_ascii_alphanumeric() || "-_.".contains(character)
-}
-
-/// Whether it is a name of at most 63 characters that begins and ends with a letter or digit.
-fn is_name(text: &str) -> bool {
-    let is_edge = |character: Option<char>| character.is_some_and(|character| character.is_ascii_alphanumeric());
-    text.len() <= 63
-        && text.chars().all(is_name_character)
-        && is_edge(text.chars().next())
-        && is_edge(text.chars().next_back())
-}
-
-/// Whether it is a DNS name in lower case.
-fn is_prefix(text: &str) -> bool {
-    text.len() <= 253
-        && text.split('.').all(|label| {
-            let is_lower =
-                |character: char| character == '-' || character.is_ascii_digit() || character.is_ascii_lowercase();
-            is_name(label) && label.chars().all(is_lower)
-        })
-}
-
-fn label_key(text: &str) -> Result<String, SelectorError> {
-    let key = text.trim();
-    let is_key = match key.split_once('/') {
-        Some((prefix, name)) => is_prefix(prefix) && is_name(name),
-        None => is_name(key),
-    };
-    if is_key { Ok(key.to_owned()) } else { Err(SelectorError::Syntax(format!("{key:?} is no label key"))) }
-}
-
-fn label_value(text: &str) -> Result<String, SelectorError> {
-    let value = text.trim();
-    if value.is_empty() || is_name(value) {
-        return Ok(value.to_owned());
-    }
-    Err(SelectorError::Syntax(format!("{value:?} is no label value")))
+    LabelSelector::parse(text).map_err(|error| SelectorError::Syntax(error.to_string()))
 }
 
 fn parse_fields(kind: ResourceKind, text: &str) -> Result<Vec<FieldRequirement>, SelectorError> {

@@ -7,13 +7,14 @@ use anyhow::{Context as _, Result};
 use super::{circles, imports::Imports};
 
 /// Sources of the crates whose files import each other in no circle, with their rooms.
-const CRATES: [(&str, &[Room]); 11] = [
+const CRATES: [(&str, &[Room]); 12] = [
     ("cproxy/src", &AGENT),
     ("cproxy-relay/src", &[]),
     ("crates/core/src", &[]),
     ("crates/daemon/src", &[]),
     ("crates/datapath/src", &[("bpf", &["sockets"])]),
     ("crates/network/src", &[]),
+    ("crates/policy/src", &[]),
     ("crates/protobuf/src", &[]),
     ("crates/relay/src", &[]),
     ("crates/relay-auth/src", &[]),
