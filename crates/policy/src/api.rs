@@ -177,11 +177,11 @@ pub struct NetworkPolicySpec {
     #[serde(default, deserialize_with = "null_as_default")]
     #[prost(message, required, tag = "1")]
     pub pod_selector: LabelSelector,
-    /// Rules for what comes to the pods.
+    /// Rules for traffic to the pods.
     #[serde(default, deserialize_with = "null_as_default")]
     #[prost(message, repeated, tag = "2")]
     pub ingress: Vec<IngressRule>,
-    /// Rules for what the pods send.
+    /// Rules for traffic from the pods.
     #[serde(default, deserialize_with = "null_as_default")]
     #[prost(message, repeated, tag = "3")]
     pub egress: Vec<EgressRule>,
@@ -191,7 +191,7 @@ pub struct NetworkPolicySpec {
     pub policy_types: Vec<String>,
 }
 
-/// Rule for what comes to the pods.
+/// Rule for traffic to the pods.
 #[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct IngressRule {
     /// Ports of the pods; empty: all.
@@ -204,7 +204,7 @@ pub struct IngressRule {
     pub from: Vec<Peer>,
 }
 
-/// Rule for what the pods send.
+/// Rule for traffic from the pods.
 #[derive(Clone, PartialEq, Eq, Deserialize, prost::Message)]
 pub struct EgressRule {
     /// Ports of the peers; empty: all.

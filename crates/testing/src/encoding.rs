@@ -23,9 +23,13 @@ enum Type {
     Map,
     /// Time as an RFC 3339 text; an empty message if it is not there.
     Time,
+    /// Time that is written if it is there.
+    TimePointer,
+    /// Number or text that is written if it is there.
+    IntOrString,
 }
 
-use Type::{List, Map, Message, Number, Pointer, Text, Time};
+use Type::{IntOrString, List, Map, Message, Number, Pointer, Text, Time, TimePointer};
 
 const METADATA: &[Field] = &[
     (1, "name", Text),
@@ -35,6 +39,7 @@ const METADATA: &[Field] = &[
     (6, "resourceVersion", Text),
     (7, "generation", Number),
     (8, "creationTimestamp", Time),
+    (9, "deletionTimestamp", TimePointer),
     (11, "labels", Map),
     (12, "annotations", Map),
 ];
@@ -108,6 +113,77 @@ const NODE: &[Field] = &[
     (2, "spec", Message(&[(1, "podCIDR", Text), (4, "unschedulable", Pointer(&[]))])),
     (3, "status", Message(&[(3, "phase", Text), (5, "addresses", List(&[(1, "type", Text), (2, "address", Text)]))])),
 ];
+const NAMESPACE: &[Field] = &[
+    (1, "metadata", Message(METADATA)),
+    (2, "spec", Message(&[(1, "finalizers", List(&[]))])),
+    (3, "status", Message(&[(1, "phase", Text)])),
+];
+const CONTAINERS: Type = List(&[
+    (1, "name", Text),
+    (2, "image", Text),
+    (
+        6,
+        "ports",
+        List(&[
+            (1, "name", Text),
+            (2, "hostPort", Number),
+            (3, "containerPort", Number),
+            (4, "protocol", Text),
+            (5, "hostIP", Text),
+        ]),
+    ),
+    (7, "env", List(&[(1, "name", Text), (2, "value", Text)])),
+    (24, "restartPolicy", Pointer(&[])),
+]);
+const POD: &[Field] = &[
+    (1, "metadata", Message(METADATA)),
+    (
+        2,
+        "spec",
+        Message(&[
+            (2, "containers", CONTAINERS),
+            (3, "restartPolicy", Text),
+            (10, "nodeName", Text),
+            (11, "hostNetwork", Pointer(&[])),
+            (20, "initContainers", CONTAINERS),
+        ]),
+    ),
+    (
+        3,
+        "status",
+        Message(&[
+            (1, "phase", Text),
+            (5, "hostIP", Text),
+            (6, "podIP", Text),
+            (12, "podIPs", List(&[(1, "ip", Text)])),
+            (16, "hostIPs", List(&[(1, "ip", Text)])),
+        ]),
+    ),
+];
+const LABEL_SELECTOR: &[Field] = &[
+    (1, "matchLabels", Map),
+    (2, "matchExpressions", List(&[(1, "key", Text), (2, "operator", Text), (3, "values", List(&[]))])),
+];
+const POLICY_PORTS: Type =
+    List(&[(1, "protocol", Pointer(&[])), (2, "port", IntOrString), (3, "endPort", Pointer(&[]))]);
+const POLICY_PEERS: Type = List(&[
+    (1, "podSelector", Pointer(LABEL_SELECTOR)),
+    (2, "namespaceSelector", Pointer(LABEL_SELECTOR)),
+    (3, "ipBlock", Pointer(&[(1, "cidr", Text), (2, "except", List(&[]))])),
+]);
+const NETWORK_POLICY: &[Field] = &[
+    (1, "metadata", Message(METADATA)),
+    (
+        2,
+        "spec",
+        Message(&[
+            (1, "podSelector", Message(LABEL_SELECTOR)),
+            (2, "ingress", List(&[(1, "ports", POLICY_PORTS), (2, "from", POLICY_PEERS)])),
+            (3, "egress", List(&[(1, "ports", POLICY_PORTS), (2, "to", POLICY_PEERS)])),
+            (4, "policyTypes", List(&[])),
+        ]),
+    ),
+];
 const STATUS: &[Field] = &[
     (1, "metadata", Message(&[])),
     (2, "status", Text),
@@ -123,6 +199,9 @@ pub fn object(value: &Value) -> Vec<u8> {
         Some("Service") => SERVICE,
         Some("EndpointSlice") => ENDPOINT_SLICE,
         Some("Node") => NODE,
+        Some("Namespace") => NAMESPACE,
+        Some("Pod") => POD,
+        Some("NetworkPolicy") => NETWORK_POLICY,
         Some("Status") => STATUS,
         _ => &[(1, "metadata", Message(METADATA))],
     };
@@ -202,6 +281,19 @@ fn encode(number: u32, kind: Type, value: &Value) -> Vec<u8> {
                 field(number, &[encode(1, Number, &seconds(text).into()), encode(2, Number, &Value::Null)].concat())
             }
             None => field(number, b""),
+        },
+        TimePointer if value.is_null() => Vec::new(),
+        TimePointer => encode(number, Time, value),
+        IntOrString => match value {
+            Value::Null => Vec::new(),
+            Value::String(_) => field(
+                number,
+                &[encode(1, Number, &1.into()), encode(2, Number, &0.into()), encode(3, Text, value)].concat(),
+            ),
+            _ => field(
+                number,
+                &[encode(1, Number, &0.into()), encode(2, Number, value), encode(3, Text, &"".into())].concat(),
+            ),
         },
         Pointer(fields) => match value {
             Value::Null => Vec::new(),
