@@ -140,14 +140,15 @@ impl AddressRange {
         let bits_before = if text.contains(':') { 0 } else { 96 };
         let fixed = length.checked_add(bits_before).filter(|&fixed| fixed <= 128)?;
         // A range that reaches beyond the IPv4-mapped addresses is an IPv6 range.
-        let first = u128::from_be_bytes(address.0) & mask(fixed);
-        Some(Self { first: Address(first.to_be_bytes()), fixed })
+        Some(Self::new(address, fixed))
     }
 
-    /// The range of one address.
+    /// Range of all addresses that share so many leading bits, of the 128 of the table's form, with an address.
     #[must_use]
-    pub const fn single(address: Address) -> Self {
-        Self { first: address, fixed: 128 }
+    pub fn new(address: Address, fixed_bits: u8) -> Self {
+        let fixed = fixed_bits.min(128);
+        let first = u128::from_be_bytes(address.0) & mask(fixed);
+        Self { first: Address(first.to_be_bytes()), fixed }
     }
 
     /// First address of the range.
@@ -341,7 +342,7 @@ mod tests {
         ] {
             assert_eq!(range(wide).covers(&range(narrow)), expected, "{wide} {narrow}");
         }
-        let one = AddressRange::single(parse_address("10.1.2.3").unwrap());
+        let one = AddressRange::new(parse_address("10.1.2.3").unwrap(), 128);
         assert_eq!((one.to_string().as_str(), one.fixed_bits()), ("10.1.2.3/32", 128));
         assert_eq!(range("10.1.2.3/8").first(), parse_address("10.0.0.0").unwrap());
     }
