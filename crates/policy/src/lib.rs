@@ -1,22 +1,28 @@
 //! Network policies: objects to verdicts of single pods, without any I/O.
 //!
 //! ```text
-//! NetworkPolicies, Pods, Namespaces -> model -> Resolver -> PodPolicy, AddressSlices -> compiled classes -> verdicts
+//! NetworkPolicies, Pods, Namespaces -> model -> Resolver -> PodPolicy, AddressSlices
 //! ```
 //!
 //! Nothing here fails, waits, logs or knows the time: a bad object yields problems, and the part of it that is wrong
 //! matches nothing.
 
+mod address_set;
 pub mod api;
 mod labels;
 mod model;
+mod pod_policy;
 mod read;
+mod resolver;
 mod selector;
 
+pub use address_set::{AddressSlice, SLICE_ADDRESSES_MAX, SetName, SetReference, SliceName};
 pub use labels::Labels;
 pub use model::{
     Action, ContainerPort, Direction, Directions, IpBlock, Namespace, Node, Peers, Pod, PodSelection, Policy, PortName,
     PortRange, Ports, Protocol, Rule, Scope, Tier,
 };
+pub use pod_policy::{PodPeers, PodPolicy, PodPorts, PodRule};
 pub use read::Read;
+pub use resolver::{Changes, Event, POD_ADDRESSES_MAX, POD_SETS_MAX, Resolver};
 pub use selector::{LabelSelector, LabelSelectorError};

@@ -1,0 +1,78 @@
+//! The policy of one pod, as its guest gets it: no selectors, and no names or labels of other pods.
+
+use cproxy_core::{Address, ObjectName};
+
+use crate::{
+    address_set::{SetName, SetReference},
+    model::{Action, Direction, Directions, IpBlock, PortRange, Tier},
+};
+
+/// Policy of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodPolicy {
+    /// Name of the pod.
+    pub name: ObjectName,
+    /// Identity of the pod.
+    pub uid: Box<str>,
+    /// Directions in which all is denied that no rule accepts. None: no NetworkPolicy selects the pod.
+    pub isolated: Directions,
+    /// Addresses of the pod's node, which are always allowed.
+    pub node_addresses: Box<[Address]>,
+    /// Addresses of the pod itself, which are always allowed.
+    pub own_addresses: Box<[Address]>,
+    /// Rules, in the order in which they decide. The position of a rule is its id.
+    pub rules: Vec<PodRule>,
+    /// Sets that the rules name, each once, sorted. The policy is in force only with all of them.
+    pub sets: Vec<SetReference>,
+}
+
+/// Rule of a pod's policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodRule {
+    /// Direction of the traffic.
+    pub direction: Direction,
+    /// Tier and priority of the rule's policy.
+    pub tier: Tier,
+    /// Consequence of a match.
+    pub action: Action,
+    /// Policy and rule that it is from, for people.
+    pub source: Box<str>,
+    /// Ports: the pod's own for ingress, the peer's for egress.
+    pub ports: PodPorts,
+    /// Other side of the traffic.
+    pub peers: PodPeers,
+}
+
+/// Ports of a pod's rule, by number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodPorts {
+    /// All ports of all protocols.
+    All,
+    /// These ports.
+    Some(Box<[PortRange]>),
+}
+
+/// Peers of a pod's rule, by address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodPeers {
+    /// Every address.
+    All,
+    /// These addresses.
+    Some {
+        /// Sets of addresses.
+        sets: Box<[SetName]>,
+        /// Ranges of addresses.
+        blocks: Box<[IpBlock]>,
+    },
+}
+
+impl PodRule {
+    /// Ranges of all ports of the rule.
+    #[must_use]
+    pub fn ranges(&self) -> Box<[PortRange]> {
+        match &self.ports {
+            PodPorts::All => crate::model::Protocol::ALL.map(PortRange::all).into(),
+            PodPorts::Some(ranges) => ranges.clone(),
+        }
+    }
+}

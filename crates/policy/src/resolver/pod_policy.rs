@@ -1,0 +1,129 @@
+//! The policy of a pod, made when it is asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cproxy_core::ObjectName;
+
+use super::{
+    Resolver,
+    policies::{PolicyRow, RuleGroups},
+    selections::Selection,
+};
+use crate::{
+    address_set::SetName,
+    model::{Action, ContainerPort, Direction, Directions, IpBlock, Peers, Policy, PortRange, Ports, Rule, Tier},
+    pod_policy::{PodPeers, PodPolicy, PodPorts, PodRule},
+};
+
+impl Resolver {
+    /// The policy of a pod, if the pod is there.
+    #[must_use]
+    pub fn pod_policy(&self, name: &ObjectName) -> Option<PodPolicy> {
+        let pod = self.pods.find(name)?;
+        let mut policy = PodPolicy {
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            isolated: Directions::default(),
+            node_addresses: pod.node.addresses.clone(),
+            own_addresses: pod.addresses.clone(),
+            rules: Vec::new(),
+            sets: Vec::new(),
+        };
+        let profile = self.profiles.get(pod.profile)?;
+        let selection = profile.selection.and_then(|id| self.selections.get(id));
+        if let Some(selection) = selection.filter(|_| !pod.is_host_network) {
+            self.add_rules(&mut policy, selection, &profile.key.ports);
+        }
+        Some(policy)
+    }
+
+    fn add_rules(&self, pod: &mut PodPolicy, selection: &Selection, ports: &[ContainerPort]) {
+        let mut rows: Vec<_> = selection.policies.iter().filter_map(|&id| self.policies.get(id)).collect();
+        rows.sort_unstable_by_key(|row| (row.policy.tier, &row.policy.name));
+        for PolicyRow { policy, groups } in rows {
+            if policy.tier == Tier::NetworkPolicy {
+                pod.isolated = pod.isolated.union(policy.isolates);
+            }
+            for (rule, groups) in policy.rules.iter().zip(groups) {
+                RuleWriter { resolver: self, selection, policy, rule, groups }.write(ports, &mut pod.rules);
+            }
+        }
+        let named = pod.rules.iter().filter_map(|rule| match &rule.peers {
+            PodPeers::All => None,
+            PodPeers::Some { sets, .. } => Some(sets),
+        });
+        let names: BTreeSet<_> = named.flatten().collect();
+        pod.sets = names.into_iter().filter_map(|&name| self.sets.find(name)).map(|set| set.reference()).collect();
+    }
+}
+
+/// Writes a rule for a pod.
+struct RuleWriter<'a> {
+    resolver: &'a Resolver,
+    selection: &'a Selection,
+    policy: &'a Policy,
+    rule: &'a Rule,
+    groups: &'a RuleGroups,
+}
+
+impl RuleWriter<'_> {
+    /// Writes what the rule means for a pod with these ports.
+    fn write(&self, own_ports: &[ContainerPort], rules: &mut Vec<PodRule>) {
+        let (ports, blocks) = match (&self.rule.ports, self.rule.direction) {
+            (Ports::All, _) => (PodPorts::All, self.blocks()),
+            (Ports::Some { ranges, names }, Direction::Ingress) => {
+                let own = own_ports.iter().filter(|port| names.contains(&port.name));
+                let own = own.map(|port| PortRange::single(port.name.protocol, port.number));
+                (PodPorts::Some(ranges.iter().copied().chain(own).collect()), self.blocks())
+            }
+            (Ports::Some { ranges, .. }, Direction::Egress) => (PodPorts::Some(ranges.clone()), self.blocks()),
+        };
+        let sets = self.groups.plain.iter().flat_map(|&group| self.resolver.sets.of_group(group)).map(|(_, set)| set);
+        self.push(ports, sets.collect(), blocks, matches!(self.rule.peers, Peers::All), rules);
+        for (name, groups) in &self.groups.named {
+            let mut by_number: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
+            for (number, set) in groups.iter().flat_map(|&group| self.resolver.sets.of_group(group)) {
+                by_number.entry(number).or_default().push(set);
+            }
+            for (number, sets) in by_number {
+                let port = PortRange::single(name.protocol, number);
+                self.push(PodPorts::Some([port].into()), sets, Box::default(), false, rules);
+            }
+        }
+    }
+
+    fn blocks(&self) -> Box<[IpBlock]> {
+        match &self.rule.peers {
+            Peers::All => Box::default(),
+            Peers::Some { blocks, .. } => blocks.clone(),
+        }
+    }
+
+    /// Adds a rule, unless it matches nothing.
+    fn push(&self, ports: PodPorts, sets: Vec<u32>, blocks: Box<[IpBlock]>, is_all: bool, rules: &mut Vec<PodRule>) {
+        let is_beyond = |set: &u32| self.selection.left_out.binary_search(set).is_ok();
+        // An address that is not known must not escape a rule that denies.
+        let is_closed = self.rule.action != Action::Accept && sets.iter().any(is_beyond);
+        let within = sets.iter().filter(|set| !is_beyond(set)).filter_map(|&set| self.resolver.sets.get(set));
+        let names: BTreeSet<SetName> = within.map(|set| set.name).collect();
+        let peers = if is_all || is_closed {
+            PodPeers::All
+        } else {
+            PodPeers::Some { sets: names.into_iter().collect(), blocks }
+        };
+        let has_ports = !matches!(&ports, PodPorts::Some(ranges) if ranges.is_empty());
+        let has_peers = !matches!(&peers, PodPeers::Some { sets, blocks } if sets.is_empty() && blocks.is_empty());
+        if !has_ports || !has_peers {
+            return;
+        }
+        let Policy { name, tier, .. } = self.policy;
+        rules.push(PodRule {
+            direction: self.rule.direction,
+            tier: *tier,
+            action: if is_closed { Action::Deny } else { self.rule.action },
+            source: format!("{} {name} rule {}", tier.kind(), self.rule.index).into(),
+            ports,
+            peers,
+        });
+    }
+}

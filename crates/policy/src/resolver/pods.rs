@@ -1,0 +1,129 @@
+//! Pods in compact rows, and the addresses that they claim.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use cproxy_core::{Address, ObjectName};
+
+use super::slab::Slab;
+use crate::model::Node;
+
+/// Compact row of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PodRow {
+    pub(super) name: ObjectName,
+    pub(super) uid: Box<str>,
+    pub(super) addresses: Box<[Address]>,
+    /// Shared by the pods of the node.
+    pub(super) node: Arc<Node>,
+    /// Namespace, labels and ports.
+    pub(super) profile: u32,
+    pub(super) is_host_network: bool,
+    pub(super) has_ended: bool,
+    pub(super) is_terminating: bool,
+    pub(super) created_seconds: i64,
+}
+
+/// All pods.
+#[derive(Default)]
+pub(super) struct Pods {
+    rows: Slab<PodRow>,
+    by_name: BTreeMap<ObjectName, u32>,
+    /// Addresses with the pods that have them and are peers: mostly one.
+    claims: BTreeSet<(Address, u32)>,
+    nodes: BTreeSet<Arc<Node>>,
+}
+
+impl PodRow {
+    fn is_peer(&self) -> bool {
+        !self.is_host_network && !self.has_ended
+    }
+
+    /// Order of pods that have one address: the last has it.
+    fn precedence(&self) -> (i64, bool, &str, &ObjectName) {
+        (self.created_seconds, !self.is_terminating, &self.uid, &self.name)
+    }
+}
+
+impl Pods {
+    pub(super) fn id(&self, name: &ObjectName) -> Option<u32> {
+        self.by_name.get(name).copied()
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&PodRow> {
+        self.rows.get(id)
+    }
+
+    pub(super) fn find(&self, name: &ObjectName) -> Option<&PodRow> {
+        self.rows.get(self.id(name)?)
+    }
+
+    /// Names of all pods, sorted.
+    pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
+        self.by_name.keys()
+    }
+
+    /// Node that pods share.
+    pub(super) fn share(&mut self, node: Node) -> Arc<Node> {
+        if let Some(known) = self.nodes.get(&node) {
+            return known.clone();
+        }
+        let node = Arc::new(node);
+        self.nodes.insert(node.clone());
+        node
+    }
+
+    /// The pod that has an address.
+    pub(super) fn owner(&self, address: Address) -> Option<&PodRow> {
+        let claims = self.claims.range((address, 0)..=(address, u32::MAX));
+        claims.filter_map(|&(_, id)| self.rows.get(id)).max_by(|a, b| a.precedence().cmp(&b.precedence()))
+    }
+
+    /// Adds or replaces a pod, and returns its id.
+    pub(super) fn put(&mut self, row: PodRow) -> u32 {
+        self.remove_claims(&row.name);
+        let claimed = if row.is_peer() { row.addresses.clone() } else { Box::default() };
+        let id = match self.id(&row.name) {
+            Some(id) => {
+                if let Some(place) = self.rows.get_mut(id) {
+                    let old = std::mem::replace(place, row);
+                    self.unshare(old.node);
+                }
+                id
+            }
+            None => {
+                let name = row.name.clone();
+                let id = self.rows.insert(row);
+                self.by_name.insert(name, id);
+                id
+            }
+        };
+        self.claims.extend(claimed.iter().map(|&address| (address, id)));
+        id
+    }
+
+    /// Removes a pod.
+    pub(super) fn remove(&mut self, name: &ObjectName) {
+        self.remove_claims(name);
+        if let Some(row) = self.by_name.remove(name).and_then(|id| self.rows.remove(id)) {
+            self.unshare(row.node);
+        }
+    }
+
+    fn remove_claims(&mut self, name: &ObjectName) {
+        let Some(id) = self.id(name) else { return };
+        for address in self.rows.get(id).map_or(&[][..], |row| &*row.addresses) {
+            self.claims.remove(&(*address, id));
+        }
+    }
+
+    /// Removes a node that no pod has any more.
+    fn unshare(&mut self, node: Arc<Node>) {
+        // The list has it, and the caller.
+        if Arc::strong_count(&node) == 2 {
+            self.nodes.remove(&node);
+        }
+    }
+}
