@@ -1,7 +1,7 @@
 //! Network policies: objects to verdicts of single pods, without any I/O.
 //!
 //! ```text
-//! NetworkPolicies, Pods, Namespaces -> model -> Resolver -> PodPolicy, AddressSlices
+//! NetworkPolicies, Pods, Namespaces -> model -> Resolver -> PodPolicy, AddressSlices -> compiled classes -> verdicts
 //! ```
 //!
 //! Nothing here fails, waits, logs or knows the time: a bad object yields problems, and the part of it that is wrong
@@ -9,14 +9,18 @@
 
 mod address_set;
 pub mod api;
+mod compile;
 mod labels;
 mod model;
 mod pod_policy;
 mod read;
 mod resolver;
 mod selector;
+#[cfg(test)]
+mod tests;
 
 pub use address_set::{AddressSlice, SLICE_ADDRESSES_MAX, SetName, SetReference, SliceName};
+pub use compile::{Class, Compiled, Decision, Interval, RUN_INTERVALS_MAX, Reason, Verdict, compile};
 pub use labels::Labels;
 pub use model::{
     Action, ContainerPort, Direction, Directions, IpBlock, Namespace, Node, Peers, Pod, PodSelection, Policy, PortName,

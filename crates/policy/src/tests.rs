@@ -1,0 +1,3 @@
+//! Objects in, verdicts out.
+
+mod compiled;
