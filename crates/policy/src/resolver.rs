@@ -120,6 +120,12 @@ impl Resolver {
         Some(AddressSlice { name, addresses })
     }
 
+    /// Number of nodes that are in memory.
+    #[cfg(test)]
+    pub(crate) fn node_count(&self) -> usize {
+        self.pods.node_count()
+    }
+
     fn put_pod(&mut self, pod: Pod, work: &mut Work) {
         let namespace = self.namespace(&pod.name.namespace);
         let key = ProfileKey { namespace: namespace.clone(), labels: pod.labels, ports: pod.ports };
@@ -135,13 +141,14 @@ impl Resolver {
             is_terminating: pod.is_terminating,
             created_seconds: pod.created_seconds,
         };
-        let old = self.pods.find(&row.name).cloned();
+        let old = self.pods.find(&row.name);
         let addresses = old.iter().flat_map(|old| &old.addresses).chain(&row.addresses).copied().collect();
         let before = self.owners(addresses);
-        if self.has_other_policy(old.as_ref(), &row) {
+        if self.has_other_policy(old, &row) {
             work.pods.insert(row.name.clone());
         }
-        if old.is_none()
+        let old_profile = old.map(|old| old.profile);
+        if old_profile.is_none()
             && let Some(namespace) = self.namespaces.get_mut(&row.name.namespace)
         {
             namespace.pods += 1;
@@ -149,18 +156,19 @@ impl Resolver {
         let id = self.pods.put(row);
         self.move_addresses(before, work);
         self.profiles.add_pod(profile, id);
-        if let Some(old) = old.filter(|old| old.profile != profile) {
-            self.leave_profile(old.profile, id, work);
+        if let Some(old) = old_profile.filter(|old| *old != profile) {
+            self.leave_profile(old, id, work);
         }
     }
 
     fn remove_pod(&mut self, name: &ObjectName, work: &mut Work) {
-        let (Some(id), Some(old)) = (self.pods.id(name), self.pods.find(name).cloned()) else { return };
+        let (Some(id), Some(old)) = (self.pods.id(name), self.pods.find(name)) else { return };
         let before = self.owners(old.addresses.iter().copied().collect());
+        let profile = old.profile;
+        work.pods.insert(old.name.clone());
         self.pods.remove(name);
         self.move_addresses(before, work);
-        self.leave_profile(old.profile, id, work);
-        work.pods.insert(old.name);
+        self.leave_profile(profile, id, work);
         if let Some(namespace) = self.namespaces.get_mut(&name.namespace) {
             namespace.pods -= 1;
         }
@@ -172,9 +180,11 @@ impl Resolver {
         let Some(old) = old else { return true };
         let parts = |row: &PodRow| {
             let profile = self.profiles.get(row.profile)?;
-            Some((profile.selection, profile.key.ports.clone()))
+            Some((profile.selection, &profile.key.ports))
         };
-        let own = |row: &PodRow| (row.uid.clone(), row.addresses.clone(), row.node.clone(), row.is_host_network);
+        fn own(row: &PodRow) -> impl PartialEq + '_ {
+            (&row.uid, &row.addresses, &row.node, row.is_host_network)
+        }
         own(old) != own(new) || (!new.is_host_network && old.profile != new.profile && parts(old) != parts(new))
     }
 

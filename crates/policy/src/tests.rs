@@ -1,3 +1,8 @@
-//! Objects in, verdicts out.
+//! Objects in, verdicts out: the rules as cases, and random clusters against an oracle.
 
+mod bounds;
+mod cases;
 mod compiled;
+mod oracle;
+mod random;
+mod world;

@@ -185,7 +185,7 @@ const SHOWN: [&str; 2] = ["scale", "budgets"];
 pub(super) const UNIT: &str = "unit";
 
 /// Integration tests of the crates, which are part of the suite `unit`.
-pub(super) const UNIT_BINARIES: &[&str] = &["allocations", "collection", "manual", "servers"];
+pub(super) const UNIT_BINARIES: &[&str] = &["allocations", "collection", "manual", "many_pods", "servers"];
 
 impl Suite {
     /// The needs of a test.
@@ -241,7 +241,8 @@ mod tests {
         for name in binaries_in("tests/tests") {
             assert_eq!(find(&name).map(|suite| suite.kind), Some(SuiteKind::Live), "{name}");
         }
-        let crates = ["cproxy/tests", "crates/wire/tests", "crates/relay/tests", "crates/manual/tests"];
+        let crates =
+            ["cproxy/tests", "crates/wire/tests", "crates/policy/tests", "crates/relay/tests", "crates/manual/tests"];
         for name in crates.into_iter().flat_map(binaries_in) {
             assert!(UNIT_BINARIES.contains(&name.as_str()), "{name}");
         }

@@ -65,6 +65,11 @@ impl Pods {
         self.by_name.keys()
     }
 
+    #[cfg(test)]
+    pub(super) fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Node that pods share.
     pub(super) fn share(&mut self, node: Node) -> Arc<Node> {
         if let Some(known) = self.nodes.get(&node) {

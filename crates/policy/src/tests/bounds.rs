@@ -1,0 +1,238 @@
+//! Sizes of slices and sets, and the reach of single changes.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use cproxy_core::{ObjectName, Problem};
+use serde_json::{Value, json};
+
+use super::world::{Gone, Object, World};
+use crate::{
+    AddressSlice, Changes, Event, Labels, Node, POD_ADDRESSES_MAX, POD_SETS_MAX, PodPeers, PodPolicy, Resolver,
+    SLICE_ADDRESSES_MAX, SetReference,
+};
+
+fn pod(name: &str, labels: Value, addresses: std::ops::Range<u32>) -> Event {
+    let object = json!({"metadata": {"namespace": "shop", "name": name, "labels": labels}});
+    let (event, _) = Object::Pod(serde_json::from_value(object).unwrap()).event();
+    let Event::Pod(mut pod) = event else { panic!("{event:?}") };
+    let address = |number: u32| IpAddr::from((0x0a00_0000 + number).to_be_bytes()).into();
+    pod.addresses = addresses.map(address).collect();
+    Event::Pod(pod)
+}
+
+fn policy(name: &str, spec: Value) -> Event {
+    let object = json!({"metadata": {"namespace": "shop", "name": name}, "spec": spec});
+    Object::Policy(serde_json::from_value(object).unwrap()).event().0
+}
+
+/// Rule for ingress from pods of the namespace with this label.
+fn from(label: &str) -> Value {
+    json!({"from": [{"podSelector": {"matchLabels": {"app": label}}}]})
+}
+
+fn name(name: &str) -> ObjectName {
+    ObjectName::new("shop", name)
+}
+
+fn pod_policy(resolver: &Resolver, pod: &str) -> PodPolicy {
+    resolver.pod_policy(&name(pod)).unwrap()
+}
+
+fn only_set(resolver: &Resolver) -> SetReference {
+    let sets = pod_policy(resolver, "web").sets;
+    assert_eq!(sets.len(), 1, "{sets:?}");
+    sets[0]
+}
+
+fn slices(resolver: &Resolver, set: SetReference) -> Vec<AddressSlice> {
+    set.slice_names().map(|name| resolver.slice(name).unwrap()).collect()
+}
+
+#[test]
+fn a_set_grows_and_shrinks_by_whole_generations() {
+    let mut world = World::default();
+    world.apply(pod("web", json!({"app": "web"}), 0..1));
+    world.apply(policy("p", json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [from("api")]})));
+    let mut numbers = Vec::new();
+    let sizes = (0..=40).chain((0..40).rev()).map(|step| step * 50);
+    for size in sizes {
+        let before = only_set(&world.resolver);
+        let Changes { pods, slices: changed } = world.apply(pod("api", json!({"app": "api"}), 1..1 + size));
+        let set = only_set(&world.resolver);
+        if set == before {
+            assert!(!pods.contains(&name("web")), "{size}");
+        } else {
+            assert!(pods.contains(&name("web")) && before.slice_names().all(|slice| changed.contains(&slice)));
+            assert!(before.slice_names().all(|slice| world.resolver.slice(slice).is_none()));
+        }
+        let slices = slices(&world.resolver, set);
+        assert_eq!(slices.iter().map(|slice| slice.addresses.len()).sum::<usize>(), size as usize);
+        assert!(slices.iter().all(|slice| slice.addresses.len() <= SLICE_ADDRESSES_MAX));
+        numbers.push(set.slices);
+    }
+    world.check_client();
+    numbers.dedup();
+    assert_eq!(numbers, [1, 2, 4, 8, 16, 32, 16, 8, 4, 2, 1]);
+}
+
+#[test]
+fn a_label_change_touches_the_sets_that_the_pod_enters_and_leaves() {
+    let mut world = World::default();
+    for index in 0..20 {
+        world.apply(pod(&format!("web-{index}"), json!({"app": "web"}), index..index + 1));
+        world.apply(pod(&format!("api-{index}"), json!({"app": "api"}), 100 + index..101 + index));
+    }
+    let rules = json!([from("web"), from("api"), from("db"), {"from": [{"podSelector": {}}]}]);
+    world.apply(policy("p", json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": rules})));
+    let sets: BTreeSet<_> = pod_policy(&world.resolver, "web-0").sets.into_iter().collect();
+    assert_eq!(sets.len(), 4);
+    // From one set to another; not selected before or after.
+    let Changes { pods, slices } = world.apply(pod("api-0", json!({"app": "db"}), 100..101));
+    assert!(pods.is_empty(), "{pods:?}");
+    assert_eq!(slices.len(), 2, "{slices:?}");
+    // A label that no selector names.
+    assert!(world.apply(pod("api-0", json!({"app": "db", "other": "x"}), 100..101)).is_empty());
+    // Selected from now on.
+    let Changes { pods, slices } = world.apply(pod("api-1", json!({"app": "web"}), 101..102));
+    assert_eq!((pods, slices.len()), ([name("api-1")].into(), 2));
+    // The same again, and a policy that is the same again.
+    assert!(world.apply(pod("api-1", json!({"app": "web"}), 101..102)).is_empty());
+    let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": rules});
+    assert!(world.apply(policy("p", spec)).is_empty());
+    // A new address.
+    let Changes { pods, slices } = world.apply(pod("web-1", json!({"app": "web"}), 50..51));
+    assert_eq!((pods, slices.len()), ([name("web-1")].into(), 2));
+    world.check_client();
+}
+
+#[test]
+fn policies_with_one_selector_share_a_set_across_namespaces() {
+    let mut world = World::default();
+    let peers = json!([{"namespaceSelector": {"matchLabels": {"team": "a"}}, "podSelector": {}}]);
+    for namespace in ["shop", "data"] {
+        let metadata = json!({"namespace": namespace, "name": "p"});
+        let object = json!({"metadata": metadata, "spec": {"podSelector": {}, "ingress": [{"from": peers}]}});
+        world.put(&Object::Policy(serde_json::from_value(object).unwrap()));
+    }
+    assert_eq!(world.resolver.slices().count(), 1);
+    world.remove(&Gone::Policy("shop".to_owned(), "p".to_owned()));
+    assert_eq!(world.resolver.slices().count(), 1);
+    let changes = world.remove(&Gone::Policy("data".to_owned(), "p".to_owned()));
+    assert_eq!((world.resolver.slices().count(), changes.slices.len()), (0, 1));
+}
+
+#[test]
+fn a_set_beyond_the_bound_has_no_effect_and_harms_no_other() {
+    let mut world = World::default();
+    let max = POD_ADDRESSES_MAX as u32;
+    world.apply(pod("web", json!({"app": "web"}), 0..1));
+    world.apply(pod("small", json!({"app": "small"}), 1..11));
+    world.apply(pod("large", json!({"app": "large"}), 100..100 + max - 10));
+    let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [from("large"), from("small")]});
+    world.apply(policy("p", spec));
+    assert_eq!(pod_policy(&world.resolver, "web").sets.len(), 2);
+    assert_eq!(world.resolver.problems(), [].into());
+
+    let changes = world.apply(pod("large", json!({"app": "large"}), 100..100 + max - 9));
+    assert!(changes.pods.contains(&name("web")));
+    let policy = pod_policy(&world.resolver, "web");
+    assert_eq!((policy.rules.len(), policy.sets.len()), (1, 1));
+    assert_eq!(slices(&world.resolver, policy.sets[0])[0].addresses.len(), 10);
+    let texts: Vec<_> = world.resolver.problems().iter().map(Problem::to_string).collect();
+    assert_eq!(
+        texts,
+        ["NetworkPolicy shop/p: spec.ingress[0].from: some of its peers have no effect: of the sets that one pod's \
+             policies name, the smallest with 65536 addresses and 256 sets together are used"]
+    );
+
+    world.apply(pod("large", json!({"app": "large"}), 100..100 + max - 10));
+    assert_eq!(pod_policy(&world.resolver, "web").sets.len(), 2);
+    assert_eq!(world.resolver.problems(), [].into());
+    world.check_client();
+}
+
+#[test]
+fn sets_beyond_their_number_have_no_effect() {
+    let mut world = World::default();
+    world.apply(pod("web", json!({"app": "web"}), 0..1));
+    let rules: Vec<_> = (0..=POD_SETS_MAX).map(|index| from(&format!("x{index}"))).collect();
+    world.apply(policy("p", json!({"podSelector": {}, "ingress": rules})));
+    assert_eq!(pod_policy(&world.resolver, "web").sets.len(), POD_SETS_MAX);
+    assert_eq!(world.resolver.problems().len(), 1);
+    // The largest goes.
+    world.apply(pod("one", json!({"app": "x7"}), 1..2));
+    assert!(world.resolver.problems().iter().all(|problem| problem.field == "spec.ingress[7].from"));
+    world.check_client();
+}
+
+#[test]
+fn addresses_that_collide_do_not_multiply_slices() {
+    // Addresses whose hashes share the leading 12 bits.
+    let hash =
+        |number: u32| crate::address_set::SliceHash::new(IpAddr::from((0x0a00_0000 + number).to_be_bytes()).into());
+    let colliding: Vec<u32> = (0..4_000_000).filter(|&number| hash(number).index(4096) == 0).take(400).collect();
+    assert_eq!(colliding.len(), 400);
+    let mut world = World::default();
+    world.apply(pod("web", json!({"app": "web"}), 0..1));
+    world.apply(policy("p", json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [from("api")]})));
+    let Event::Pod(mut api) = pod("api", json!({"app": "api"}), 0..0) else { panic!() };
+    api.addresses = colliding.iter().map(|&number| IpAddr::from((0x0a00_0000 + number).to_be_bytes()).into()).collect();
+    world.apply(Event::Pod(api));
+    let set = only_set(&world.resolver);
+    assert!(set.slices <= 64, "{set:?}");
+    assert_eq!(slices(&world.resolver, set).iter().map(|slice| slice.addresses.len()).sum::<usize>(), 400);
+}
+
+#[test]
+fn a_set_of_a_rule_that_denies_is_closed_beyond_the_bound() {
+    use crate::{Action, Direction, Directions, LabelSelector, Peers, PodSelection, Policy, Ports, Rule, Scope, Tier};
+    let everywhere = || Scope::Namespaces(LabelSelector::default());
+    let peers = PodSelection { scope: everywhere(), pods: LabelSelector::parse("app=large").unwrap() };
+    let mut resolver = Resolver::default();
+    let labels = Labels::default();
+    resolver.apply(Event::Namespace(crate::Namespace { name: "shop".into(), labels }));
+    resolver.apply(pod("web", json!({}), 0..1));
+    resolver.apply(pod("large", json!({"app": "large"}), 1..11));
+    let rule = Rule {
+        direction: Direction::Egress,
+        index: 0,
+        action: Action::Pass,
+        ports: Ports::All,
+        peers: Peers::Some { pods: [peers].into(), blocks: [].into() },
+    };
+    resolver.apply(Event::Policy(Box::new(Policy {
+        name: ObjectName::new("", "admin"),
+        uid: "".into(),
+        tier: Tier::Admin(3),
+        subject: Some(PodSelection { scope: everywhere(), pods: LabelSelector::default() }),
+        isolates: Directions::default(),
+        rules: [rule].into(),
+    })));
+    let policy = pod_policy(&resolver, "web");
+    assert_eq!(
+        (policy.isolated, policy.rules[0].action, policy.rules[0].tier),
+        (Directions::default(), Action::Pass, Tier::Admin(3))
+    );
+    assert_eq!(&*policy.rules[0].source, "ClusterNetworkPolicy admin rule 0");
+    resolver.apply(pod("large", json!({"app": "large"}), 1..POD_ADDRESSES_MAX as u32 + 2));
+    let policy = pod_policy(&resolver, "web");
+    assert_eq!((policy.rules[0].action, &policy.rules[0].peers), (Action::Deny, &PodPeers::All));
+}
+
+#[test]
+fn pods_of_a_node_share_it() {
+    let mut resolver = Resolver::default();
+    let with_node = |event: Event, node: &str| {
+        let Event::Pod(mut pod) = event else { panic!("{event:?}") };
+        pod.node = Node { name: node.into(), addresses: [].into() };
+        Event::Pod(pod)
+    };
+    for (index, node) in ["n1", "n1", "n2"].into_iter().enumerate() {
+        resolver.apply(with_node(pod(&index.to_string(), json!({}), 0..0), node));
+    }
+    assert_eq!(resolver.node_count(), 2);
+    resolver.apply(with_node(pod("2", json!({}), 0..0), "n1"));
+    assert_eq!(resolver.node_count(), 1);
+    (0..3).for_each(|index| drop(resolver.apply(Event::PodDeleted(name(&index.to_string())))));
+    assert_eq!(resolver.node_count(), 0);
+}
