@@ -6,6 +6,7 @@
 //!                                           -> sets of groups (selectors that rules name) -> AddressSlices
 //! ```
 
+mod compact;
 mod pod_policy;
 mod pods;
 mod policies;
@@ -24,6 +25,7 @@ use cproxy_core::{Address, ObjectName, Text};
 pub use selections::{POD_ADDRESSES_MAX, POD_SETS_MAX};
 
 use self::{
+    compact::{Addresses, Uid},
     pods::{PodRow, Pods},
     policies::{Policies, PolicyRow, RuleGroups},
     profiles::{ProfileKey, Profiles},
@@ -132,8 +134,8 @@ impl Resolver {
         let profile = self.profiles.id(&key).unwrap_or_else(|| self.new_profile(key, work));
         let row = PodRow {
             name: ObjectName { namespace, name: pod.name.name },
-            uid: pod.uid,
-            addresses: pod.addresses,
+            uid: Uid::new(pod.uid),
+            addresses: Addresses::new(pod.addresses),
             node: self.pods.share(pod.node),
             profile,
             is_host_network: pod.is_host_network,
@@ -142,7 +144,7 @@ impl Resolver {
             created_seconds: pod.created_seconds,
         };
         let old = self.pods.find(&row.name);
-        let addresses = old.iter().flat_map(|old| &old.addresses).chain(&row.addresses).copied().collect();
+        let addresses = old.iter().flat_map(|old| &*old.addresses).chain(&*row.addresses).copied().collect();
         let before = self.owners(addresses);
         if self.has_other_policy(old, &row) {
             work.pods.insert(row.name.clone());

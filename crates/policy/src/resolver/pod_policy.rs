@@ -22,10 +22,10 @@ impl Resolver {
         let pod = self.pods.find(name)?;
         let mut policy = PodPolicy {
             name: pod.name.clone(),
-            uid: pod.uid.clone(),
+            uid: pod.uid.text(),
             isolated: Directions::default(),
             node_addresses: pod.node.addresses.clone(),
-            own_addresses: pod.addresses.clone(),
+            own_addresses: (*pod.addresses).into(),
             rules: Vec::new(),
             sets: Vec::new(),
         };

@@ -7,15 +7,18 @@ use std::{
 
 use cproxy_core::{Address, ObjectName};
 
-use super::slab::Slab;
+use super::{
+    compact::{Addresses, Uid},
+    slab::Slab,
+};
 use crate::model::Node;
 
 /// Compact row of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PodRow {
     pub(super) name: ObjectName,
-    pub(super) uid: Box<str>,
-    pub(super) addresses: Box<[Address]>,
+    pub(super) uid: Uid,
+    pub(super) addresses: Addresses,
     /// Shared by the pods of the node.
     pub(super) node: Arc<Node>,
     /// Namespace, labels and ports.
@@ -42,8 +45,8 @@ impl PodRow {
     }
 
     /// Order of pods that have one address: the last has it.
-    fn precedence(&self) -> (i64, bool, &str, &ObjectName) {
-        (self.created_seconds, !self.is_terminating, &self.uid, &self.name)
+    fn precedence(&self) -> (i64, bool, Box<str>, &ObjectName) {
+        (self.created_seconds, !self.is_terminating, self.uid.text(), &self.name)
     }
 }
 
@@ -83,13 +86,14 @@ impl Pods {
     /// The pod that has an address.
     pub(super) fn owner(&self, address: Address) -> Option<&PodRow> {
         let claims = self.claims.range((address, 0)..=(address, u32::MAX));
-        claims.filter_map(|&(_, id)| self.rows.get(id)).max_by(|a, b| a.precedence().cmp(&b.precedence()))
+        let rows = claims.filter_map(|&(_, id)| self.rows.get(id));
+        rows.reduce(|a, b| if a.precedence() < b.precedence() { b } else { a })
     }
 
     /// Adds or replaces a pod, and returns its id.
     pub(super) fn put(&mut self, row: PodRow) -> u32 {
         self.remove_claims(&row.name);
-        let claimed = if row.is_peer() { row.addresses.clone() } else { Box::default() };
+        let claimed = if row.is_peer() { row.addresses.to_vec() } else { Vec::new() };
         let id = match self.id(&row.name) {
             Some(id) => {
                 if let Some(place) = self.rows.get_mut(id) {
@@ -105,7 +109,7 @@ impl Pods {
                 id
             }
         };
-        self.claims.extend(claimed.iter().map(|&address| (address, id)));
+        self.claims.extend(claimed.into_iter().map(|address| (address, id)));
         id
     }
 
