@@ -160,24 +160,24 @@ fn parse_requirement(text: &str) -> Result<Requirement, LabelSelectorError> {
     let text = text.trim();
     let syntax = || LabelSelectorError(format!("{text:?} is no requirement"));
     if let Some(key) = text.strip_prefix('!') {
-        return Ok(Requirement { key: label_key(key)?, operator: Operator::DoesNotExist });
+        return Ok(Requirement { key: label_key(key.trim())?, operator: Operator::DoesNotExist });
     }
     if let Some(list) = text.strip_suffix(')') {
         let (head, list) = list.split_once('(').ok_or_else(syntax)?;
         let (key, word) = head.trim().rsplit_once(char::is_whitespace).ok_or_else(syntax)?;
-        let values = values(list.split(','))?;
+        let values = values(list.split(',').map(str::trim))?;
         let operator = match word {
             "in" => Operator::In(values),
             "notin" => Operator::NotIn(values),
             _ => return Err(syntax()),
         };
-        return Ok(Requirement { key: label_key(key)?, operator });
+        return Ok(Requirement { key: label_key(key.trim())?, operator });
     }
     let number = |value: &str| value.trim().parse().map_err(|_| syntax());
     let (key, operator) = if let Some((key, value)) = text.split_once("!=") {
-        (key, Operator::NotIn(values([value])?))
+        (key, Operator::NotIn(values([value.trim()])?))
     } else if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-        (key, Operator::In(values([value])?))
+        (key, Operator::In(values([value.trim()])?))
     } else if let Some((key, value)) = text.split_once('>') {
         (key, Operator::GreaterThan(number(value)?))
     } else if let Some((key, value)) = text.split_once('<') {
@@ -185,7 +185,7 @@ fn parse_requirement(text: &str) -> Result<Requirement, LabelSelectorError> {
     } else {
         (text, Operator::Exists)
     };
-    Ok(Requirement { key: label_key(key)?, operator })
+    Ok(Requirement { key: label_key(key.trim())?, operator })
 }
 
 /// Whether it is a name of at most 63 characters that begins and ends with a letter or digit.
@@ -196,8 +196,7 @@ fn is_name(text: &str) -> bool {
     bytes.len() <= 63 && text.bytes().all(belongs) && is_edge(bytes.first()) && is_edge(bytes.last())
 }
 
-fn label_key(text: &str) -> Result<Box<str>, LabelSelectorError> {
-    let key = text.trim();
+fn label_key(key: &str) -> Result<Box<str>, LabelSelectorError> {
     let is_key = match key.split_once('/') {
         Some((prefix, name)) => is_subdomain(prefix) && is_name(name),
         None => is_name(key),
@@ -213,8 +212,7 @@ fn values<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Box<[Box<
     Ok(values.into())
 }
 
-fn label_value(text: &str) -> Result<Box<str>, LabelSelectorError> {
-    let value = text.trim();
+fn label_value(value: &str) -> Result<Box<str>, LabelSelectorError> {
     if value.is_empty() || is_name(value) {
         return Ok(value.into());
     }
@@ -267,6 +265,7 @@ mod tests {
             ("Exists", json!(["x"]), "Exists of \"a\" has values"),
             ("Equals", json!(["x"]), "\"Equals\" is not In, NotIn, Exists or DoesNotExist"),
             ("NotIn", json!(["x y"]), "\"x y\" is no label value"),
+            ("In", json!([" x"]), "\" x\" is no label value"),
         ] {
             let selector = json!({"matchExpressions": [{"key": "a", "operator": operator, "values": values}]});
             assert_eq!(of_object(selector).unwrap_err().to_string(), expected);
