@@ -6,8 +6,9 @@ mod sweep;
 
 use std::collections::BTreeMap;
 
-use cproxy_core::{Address, AddressRange, Problem};
+use cproxy_core::{Address, Problem};
 
+pub use self::prefixes::Prefixes;
 use crate::{
     address_set::SetName,
     model::{Direction, Directions, Protocol},
@@ -75,8 +76,8 @@ pub struct Compiled {
     pub isolated: Directions,
     /// Classes of single addresses.
     pub singles: BTreeMap<Address, u32>,
-    /// Classes of ranges of addresses; the narrowest range that has an address counts.
-    pub prefixes: BTreeMap<AddressRange, u32>,
+    /// Classes of ranges of addresses.
+    pub prefixes: Prefixes<u32>,
     /// Class of all other addresses.
     pub default_class: u32,
     /// Classes by number.
@@ -101,11 +102,9 @@ pub fn compile<I: IntoIterator<Item = Address>>(policy: &PodPolicy, addresses: i
     let everywhere = compiler.rules_of(|peers| matches!(peers, PodPeers::All));
     compiler.compiled.default_class = compiler.class(&Matches { is_always: false, rules: everywhere.clone() });
     let prefixes = prefixes::matches(policy, &everywhere);
-    for (range, matches) in &prefixes {
-        let class = compiler.class(matches);
-        compiler.compiled.prefixes.insert(*range, class);
-    }
-    compiler.add_singles(&Lookup::new(&prefixes), &everywhere, addresses);
+    let classes = prefixes.iter().map(|(range, matches)| (*range, compiler.class(matches))).collect();
+    compiler.compiled.prefixes = Prefixes::new(classes);
+    compiler.add_singles(&prefixes, &everywhere, addresses);
     compiler.compiled
 }
 
@@ -123,7 +122,7 @@ impl<'a> Compiler<'a> {
         let compiled = Compiled {
             isolated: policy.isolated,
             singles: BTreeMap::new(),
-            prefixes: BTreeMap::new(),
+            prefixes: Prefixes::new(BTreeMap::new()),
             default_class: 0,
             classes: Vec::new(),
             runs: Vec::new(),
@@ -140,7 +139,7 @@ impl<'a> Compiler<'a> {
     /// Gives each address of the sets its class.
     fn add_singles<I: IntoIterator<Item = Address>>(
         &mut self,
-        prefixes: &Lookup<'_, Matches>,
+        prefixes: &Prefixes<Matches>,
         everywhere: &[u32],
         addresses: impl Fn(SetName) -> I,
     ) {
@@ -227,7 +226,7 @@ impl Compiled {
     /// peer's for egress.
     #[must_use]
     pub fn verdict(&self, direction: Direction, peer: Address, protocol: Protocol, port: u16) -> Decision {
-        let prefix = || Lookup::new(&self.prefixes).find(peer).copied();
+        let prefix = || self.prefixes.find(peer).copied();
         let class = self.singles.get(&peer).copied().or_else(prefix).unwrap_or(self.default_class);
         let class = self.classes.get(class as usize);
         let run = class.and_then(|class| {
@@ -242,25 +241,5 @@ impl Compiled {
         let interval = after.checked_sub(1).and_then(|at| run.get(at));
         let decision = interval.filter(|interval| interval.protocol == protocol && port <= interval.last);
         decision.map_or(sweep::default(self.isolated.has(direction)), |interval| interval.decision)
-    }
-}
-
-/// Search for the narrowest range that has an address.
-struct Lookup<'a, T> {
-    ranges: &'a BTreeMap<AddressRange, T>,
-    /// Lengths of the ranges in bits, the longest first.
-    lengths: Vec<u8>,
-}
-
-impl<'a, T> Lookup<'a, T> {
-    fn new(ranges: &'a BTreeMap<AddressRange, T>) -> Self {
-        let mut lengths: Vec<_> = ranges.keys().map(AddressRange::fixed_bits).collect();
-        lengths.sort_unstable_by(|a, b| b.cmp(a));
-        lengths.dedup();
-        Self { ranges, lengths }
-    }
-
-    fn find(&self, address: Address) -> Option<&'a T> {
-        self.lengths.iter().find_map(|&bits| self.ranges.get(&AddressRange::new(address, bits)))
     }
 }

@@ -20,7 +20,7 @@ mod selector;
 mod tests;
 
 pub use address_set::{AddressSlice, SLICE_ADDRESSES_MAX, SetName, SetReference, SliceName};
-pub use compile::{Class, Compiled, Decision, Interval, RUN_INTERVALS_MAX, Reason, Verdict, compile};
+pub use compile::{Class, Compiled, Decision, Interval, Prefixes, RUN_INTERVALS_MAX, Reason, Verdict, compile};
 pub use labels::Labels;
 pub use model::{
     Action, ContainerPort, Direction, Directions, IpBlock, Namespace, Node, Peers, Pod, PodSelection, Policy, PortName,

@@ -2,7 +2,7 @@
 //! ranges.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -10,6 +10,14 @@ use cproxy_core::{Address, AddressRange, Family};
 
 use super::Matches;
 use crate::pod_policy::{PodPeers, PodPolicy};
+
+/// Values of ranges of addresses, of which the narrowest range that has an address counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefixes<T> {
+    ranges: BTreeMap<AddressRange, T>,
+    /// Lengths of the ranges in bits, the longest first.
+    lengths: Vec<u8>,
+}
 
 /// Blocks of rules by the ranges at which they begin and end to match.
 #[derive(Default)]
@@ -26,8 +34,26 @@ struct Level {
     is_always: bool,
 }
 
+impl<T> Prefixes<T> {
+    pub(super) fn new(ranges: BTreeMap<AddressRange, T>) -> Self {
+        let lengths: BTreeSet<_> = ranges.keys().map(AddressRange::fixed_bits).collect();
+        Self { ranges, lengths: lengths.into_iter().rev().collect() }
+    }
+
+    /// All ranges, sorted.
+    pub fn iter(&self) -> impl Iterator<Item = (&AddressRange, &T)> {
+        self.ranges.iter()
+    }
+
+    /// Value of the narrowest range that has an address.
+    #[must_use]
+    pub fn find(&self, address: Address) -> Option<&T> {
+        self.lengths.iter().find_map(|&bits| self.ranges.get(&AddressRange::new(address, bits)))
+    }
+}
+
 /// Ranges with the rules that match their addresses, beside the rules that match `everywhere`.
-pub(super) fn matches(policy: &PodPolicy, everywhere: &[u32]) -> BTreeMap<AddressRange, Matches> {
+pub(super) fn matches(policy: &PodPolicy, everywhere: &[u32]) -> Prefixes<Matches> {
     let (edges, rules_of_blocks) = edges(policy);
     let mut result = BTreeMap::new();
     for family in [Family::V4, Family::V6] {
@@ -42,7 +68,7 @@ pub(super) fn matches(policy: &PodPolicy, everywhere: &[u32]) -> BTreeMap<Addres
             levels.push(level);
         }
     }
-    result
+    Prefixes::new(result)
 }
 
 /// Blocks of a range below another.
