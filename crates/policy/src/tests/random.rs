@@ -10,6 +10,7 @@ use super::{
     oracle::Traffic,
     world::{Gone, Object, World},
 };
+use crate::api::Pod;
 
 const NAMESPACES: [&str; 3] = ["a", "b", "c"];
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
@@ -32,12 +33,29 @@ const PROBES: [&str; 11] = [
 /// Change of the cluster.
 #[derive(Clone, Debug)]
 enum Step {
-    Namespace { name: usize, team: Option<usize> },
+    Namespace {
+        name: usize,
+        team: Option<usize>,
+    },
     Pod(PodStep),
-    Policy { namespace: usize, name: u8, spec: Value },
-    NamespaceGone { name: usize },
-    PodGone { namespace: usize, name: u8 },
-    PolicyGone { namespace: usize, name: u8 },
+    /// One part of a pod changes, if it is there.
+    PodPart(PodStep, u8),
+    Policy {
+        namespace: usize,
+        name: u8,
+        spec: Value,
+    },
+    NamespaceGone {
+        name: usize,
+    },
+    PodGone {
+        namespace: usize,
+        name: u8,
+    },
+    PolicyGone {
+        namespace: usize,
+        name: u8,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -61,6 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (namespace(), prop::option::of(0..2_usize)).prop_map(|(name, team)| Step::Namespace { name, team }),
         8 => pod().prop_map(Step::Pod),
+        6 => (pod(), 0..5_u8).prop_map(|(pod, part)| Step::PodPart(pod, part)),
         6 => (namespace(), name(), spec()).prop_map(|(namespace, name, spec)| Step::Policy { namespace, name, spec }),
         1 => namespace().prop_map(|name| Step::NamespaceGone { name }),
         2 => (namespace(), name()).prop_map(|(namespace, name)| Step::PodGone { namespace, name }),
@@ -148,7 +167,7 @@ fn spec() -> impl Strategy<Value = Value> {
 }
 
 impl PodStep {
-    fn object(&self) -> Object {
+    fn object(&self) -> Pod {
         let labels = [("app", self.labels.0), ("tier", self.labels.1)];
         let labels = labels.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.to_string().into())));
         let few = self.addresses.iter().map(|&at| PROBES[at].to_owned());
@@ -177,14 +196,33 @@ impl PodStep {
         if self.state == 2 {
             pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
         }
-        Object::Pod(serde_json::from_value(pod).unwrap())
+        serde_json::from_value(pod).unwrap()
     }
+}
+
+/// The pod with one part of another.
+fn with_part(mut pod: Pod, other: Pod, part: u8) -> Pod {
+    match part {
+        0 => pod.metadata.labels = other.metadata.labels,
+        1 => pod.spec.containers = other.spec.containers,
+        2 => pod.metadata.created = other.metadata.created,
+        3 => pod.status.phase = other.status.phase,
+        _ => pod.spec.host_network = other.spec.host_network,
+    }
+    pod
 }
 
 fn apply(world: &mut World, step: &Step) {
     let namespace = |index: &usize| NAMESPACES[*index].to_owned();
     match step {
-        Step::Pod(pod) => drop(world.put(&pod.object())),
+        Step::Pod(pod) => drop(world.put(&Object::Pod(pod.object()))),
+        Step::PodPart(pod, part) => {
+            let other = pod.object();
+            let key = (other.metadata.namespace.clone(), other.metadata.name.clone());
+            if let Some(pod) = world.cluster.pods.get(&key).cloned() {
+                drop(world.put(&Object::Pod(with_part(pod, other, *part))));
+            }
+        }
         Step::Namespace { name, team } => {
             let labels = team.map_or(json!({}), |team| json!({"team": team.to_string()}));
             let object = json!({"metadata": {"name": NAMESPACES[*name], "labels": labels}});
@@ -219,7 +257,7 @@ fn check_verdicts(world: &World) -> Result<(), String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1024, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
 
     #[test]
     fn every_history_gives_the_verdicts_of_the_rules(steps in prop::collection::vec(step(), 1..24)) {
