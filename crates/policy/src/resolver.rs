@@ -247,7 +247,7 @@ impl Resolver {
     fn change_set(&mut self, profile_id: u32, set: u32, comes: bool, work: &mut Work) {
         self.sets.change_profile(set, profile_id, comes, self.profiles.hashes(profile_id), work);
         let Some(profile) = self.profiles.get_mut(profile_id) else { return };
-        if comes { sorted::insert(&mut profile.sets, set) } else { sorted::remove(&mut profile.sets, set) }
+        sorted::change(&mut profile.sets, set, comes);
     }
 
     /// Gives a profile the selection of these sorted policies.

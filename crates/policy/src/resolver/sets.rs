@@ -236,11 +236,7 @@ impl Sets {
         work: &mut Work,
     ) {
         let Some(set) = self.sets.get_mut(id) else { return };
-        if comes {
-            sorted::insert(&mut set.profiles, profile)
-        } else {
-            sorted::remove(&mut set.profiles, profile)
-        }
+        sorted::change(&mut set.profiles, profile, comes);
         work.sets.insert(id);
         work.slices.extend(hashes.map(|hash| set.change(hash, comes)));
     }

@@ -1,16 +1,11 @@
 //! Sorted lists of ids.
 
-/// Adds an id, if the list does not have it.
-pub(super) fn insert(list: &mut Vec<u32>, id: u32) {
-    if let Err(at) = list.binary_search(&id) {
-        list.insert(at, id);
-    }
-}
-
-/// Removes an id, if the list has it.
-pub(super) fn remove(list: &mut Vec<u32>, id: u32) {
-    if let Ok(at) = list.binary_search(&id) {
-        list.remove(at);
+/// Adds an id to a list, or removes it.
+pub(super) fn change(list: &mut Vec<u32>, id: u32, comes: bool) {
+    match (list.binary_search(&id), comes) {
+        (Err(at), true) => list.insert(at, id),
+        (Ok(at), false) => drop(list.remove(at)),
+        _ => {}
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `cargo test --release -p cproxy-policy --test many_pods -- --nocapture` prints both.
 
-#![expect(clippy::expect_used, reason = "a failed assertion is a failed test")]
+#![expect(clippy::expect_used, clippy::indexing_slicing, reason = "a failed assertion is a failed test")]
 
 use std::{
     hint::black_box,
