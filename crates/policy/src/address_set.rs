@@ -10,6 +10,10 @@ use crate::model::{PodSelection, PortName, Scope};
 /// Addresses of a slice, at most, but for those that were chosen to be in one slice.
 pub const SLICE_ADDRESSES_MAX: usize = 128;
 
+/// First and last of all addresses.
+pub(crate) const LOWEST: Address = Address::from_octets([0; 16]);
+pub(crate) const HIGHEST: Address = Address::from_octets([u8::MAX; 16]);
+
 /// Name of a set: a hash of its selector, so that all who have the same selector share the set.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetName(u128);

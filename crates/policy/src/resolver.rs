@@ -116,8 +116,13 @@ impl Resolver {
         if name.index >= name.set.slices {
             return None;
         }
-        let members = set.profiles.iter().flat_map(|&profile| self.profiles.members(profile, name));
-        let mut addresses: Vec<_> = members.collect();
+        // Where nearly each pod has a profile of its own, looking at all addresses with these hashes is shorter.
+        let mut addresses: Vec<_> = if set.profiles.len() <= self.pods.claim_count() / name.set.slices as usize {
+            set.profiles.iter().flat_map(|&profile| self.profiles.members(profile, name)).collect()
+        } else {
+            let has = |profile: &u32| set.profiles.binary_search(profile).is_ok();
+            self.pods.owned(name).filter(|(_, profile)| has(profile)).map(|(address, _)| address).collect()
+        };
         addresses.sort_unstable();
         Some(AddressSlice { name, addresses })
     }

@@ -11,7 +11,10 @@ use super::{
     compact::{Addresses, Uid},
     slab::Slab,
 };
-use crate::model::Node;
+use crate::{
+    address_set::{HIGHEST, LOWEST, SliceHash, SliceName},
+    model::Node,
+};
 
 /// Compact row of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +37,8 @@ pub(super) struct PodRow {
 pub(super) struct Pods {
     rows: Slab<PodRow>,
     by_name: BTreeMap<ObjectName, u32>,
-    /// Addresses with the pods that have them and are peers: mostly one.
-    claims: BTreeSet<(Address, u32)>,
+    /// Addresses by slice, with the pods that have them and are peers: mostly one.
+    claims: BTreeSet<(SliceHash, Address, u32)>,
     nodes: BTreeSet<Arc<Node>>,
 }
 
@@ -85,9 +88,24 @@ impl Pods {
 
     /// The pod that has an address.
     pub(super) fn owner(&self, address: Address) -> Option<&PodRow> {
-        let claims = self.claims.range((address, 0)..=(address, u32::MAX));
-        let rows = claims.filter_map(|&(_, id)| self.rows.get(id));
+        let hash = SliceHash::new(address);
+        let claims = self.claims.range((hash, address, 0)..=(hash, address, u32::MAX));
+        let rows = claims.filter_map(|&(.., id)| self.rows.get(id));
         rows.reduce(|a, b| if a.precedence() < b.precedence() { b } else { a })
+    }
+
+    /// Addresses whose hashes are those of a slice, of all pods, each with the profile of the pod that has it.
+    pub(super) fn owned(&self, slice: SliceName) -> impl Iterator<Item = (Address, u32)> {
+        let ((first, last), (lowest, highest)) = (slice.hashes(), (LOWEST, HIGHEST));
+        let claims = self.claims.range((first, lowest, 0)..=(last, highest, u32::MAX));
+        let mut before = None;
+        let addresses = claims.map(|claim| claim.1).filter(move |&address| before.replace(address) != Some(address));
+        addresses.filter_map(|address| Some((address, self.owner(address)?.profile)))
+    }
+
+    /// Number of addresses of all pods.
+    pub(super) fn claim_count(&self) -> usize {
+        self.claims.len()
     }
 
     /// Adds or replaces a pod, and returns its id.
@@ -109,7 +127,7 @@ impl Pods {
                 id
             }
         };
-        self.claims.extend(claimed.into_iter().map(|address| (address, id)));
+        self.claims.extend(claimed.into_iter().map(|address| (SliceHash::new(address), address, id)));
         id
     }
 
@@ -124,7 +142,7 @@ impl Pods {
     fn remove_claims(&mut self, name: &ObjectName) {
         let Some(id) = self.id(name) else { return };
         for address in self.rows.get(id).map_or(&[][..], |row| &*row.addresses) {
-            self.claims.remove(&(*address, id));
+            self.claims.remove(&(SliceHash::new(*address), *address, id));
         }
     }
 

@@ -10,7 +10,7 @@ use cproxy_core::{Address, Text};
 
 use super::slab::Slab;
 use crate::{
-    address_set::{SliceHash, SliceName},
+    address_set::{HIGHEST, LOWEST, SliceHash, SliceName},
     labels::Labels,
     model::ContainerPort,
 };
@@ -108,7 +108,6 @@ impl Profiles {
     }
 
     fn members_of(&self, id: u32, (first, last): (SliceHash, SliceHash)) -> impl Iterator<Item = (SliceHash, Address)> {
-        let (lowest, highest) = (Address::from_octets([0; 16]), Address::from_octets([u8::MAX; 16]));
-        self.members.range((id, first, lowest)..=(id, last, highest)).map(|&(_, hash, address)| (hash, address))
+        self.members.range((id, first, LOWEST)..=(id, last, HIGHEST)).map(|&(_, hash, address)| (hash, address))
     }
 }

@@ -76,6 +76,31 @@ fn a_set_grows_and_shrinks_by_whole_generations() {
 }
 
 #[test]
+fn pods_with_labels_of_their_own_are_in_slices() {
+    let mut world = World::default();
+    world.apply(pod("web", json!({"app": "web"}), 0..1));
+    world.apply(policy("p", json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [from("api")]})));
+    for index in 0..400 {
+        // Each has an address of its own, and one that the next has, too.
+        world.apply(pod(
+            &format!("api-{index}"),
+            json!({"app": "api", "pod": index.to_string()}),
+            index + 1..index + 3,
+        ));
+        world.apply(pod(&format!("other-{index}"), json!({"pod": index.to_string()}), 1000 + index..1001 + index));
+    }
+    let set = only_set(&world.resolver);
+    let addresses: BTreeSet<_> =
+        slices(&world.resolver, set).into_iter().flat_map(|slice| slice.addresses).map(IpAddr::from).collect();
+    assert_eq!((addresses.len(), set.slices), (401, 8));
+    assert_eq!(addresses, (1..402_u32).map(|number| IpAddr::from((0x0a00_0000 + number).to_be_bytes())).collect());
+    world.apply(pod("api-7", json!({"app": "db"}), 8..10));
+    let count = slices(&world.resolver, set).iter().map(|slice| slice.addresses.len()).sum::<usize>();
+    assert!((399..=401).contains(&count), "{count}");
+    world.check_client();
+}
+
+#[test]
 fn a_label_change_touches_the_sets_that_the_pod_enters_and_leaves() {
     let mut world = World::default();
     for index in 0..20 {
