@@ -10,7 +10,10 @@ use super::{
     oracle::Traffic,
     world::{Gone, Object, World},
 };
-use crate::api::Pod;
+use crate::{
+    Action, Direction, Directions, LabelSelector, Peers, PodSelection, Policy, PortName, Ports, Protocol, Rule, Scope,
+    Tier, api::Pod,
+};
 
 const NAMESPACES: [&str; 3] = ["a", "b", "c"];
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
@@ -56,6 +59,10 @@ enum Step {
         namespace: usize,
         name: u8,
     },
+    ClusterPolicy(Policy),
+    ClusterPolicyGone {
+        name: u8,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -85,6 +92,48 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (namespace(), name()).prop_map(|(namespace, name)| Step::PodGone { namespace, name }),
         2 => (namespace(), name()).prop_map(|(namespace, name)| Step::PolicyGone { namespace, name }),
     ]
+}
+
+/// Change of a cluster that has cluster-wide policies, too.
+fn tiered_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => step(),
+        2 => cluster_policy().prop_map(Step::ClusterPolicy),
+        1 => (0..3_u8).prop_map(|name| Step::ClusterPolicyGone { name }),
+    ]
+}
+
+fn cluster_policy() -> impl Strategy<Value = Policy> {
+    let selector = || {
+        let texts = &["", "app=0", "tier!=1", "team in (0,1)", "!app"][..];
+        prop::sample::select(texts).prop_map(|text| LabelSelector::parse(text).unwrap())
+    };
+    let selection =
+        move || (selector(), selector()).prop_map(|(of, pods)| PodSelection { scope: Scope::Namespaces(of), pods });
+    let action = prop::sample::select(&[Action::Accept, Action::Deny, Action::Pass][..]);
+    let ports = prop_oneof![
+        Just(Ports::All),
+        Just(Ports::Some {
+            ranges: [].into(),
+            names: [PortName { name: "http".into(), protocol: Protocol::Tcp }].into(),
+        }),
+    ];
+    let rule = (any::<bool>(), action, ports, selection()).prop_map(|(is_ingress, action, ports, peer)| Rule {
+        direction: if is_ingress { Direction::Ingress } else { Direction::Egress },
+        index: 0,
+        action,
+        ports,
+        peers: Peers::Some { pods: [peer].into(), blocks: [].into() },
+    });
+    let tier = prop_oneof![(0..2_u16).prop_map(Tier::Admin), (0..2_u16).prop_map(Tier::Baseline)];
+    (0..3_u8, tier, selection(), prop::collection::vec(rule, 0..3)).prop_map(|(name, tier, subject, rules)| Policy {
+        name: ObjectName::new("", name.to_string()),
+        uid: "".into(),
+        tier,
+        subject: Some(subject),
+        isolates: Directions::default(),
+        rules: rules.into(),
+    })
 }
 
 fn pod() -> impl Strategy<Value = PodStep> {
@@ -233,6 +282,8 @@ fn apply(world: &mut World, step: &Step) {
             let object = json!({"metadata": metadata, "spec": spec});
             drop(world.put(&Object::Policy(serde_json::from_value(object).unwrap())));
         }
+        Step::ClusterPolicy(policy) => world.put_cluster_policy(policy.clone()),
+        Step::ClusterPolicyGone { name } => world.remove_cluster_policy(&ObjectName::new("", name.to_string())),
         Step::NamespaceGone { name } => drop(world.remove(&Gone::Namespace(namespace(name)))),
         Step::PodGone { namespace: at, name } => drop(world.remove(&Gone::Pod(namespace(at), name.to_string()))),
         Step::PolicyGone { namespace: at, name } => drop(world.remove(&Gone::Policy(namespace(at), name.to_string()))),
@@ -270,6 +321,19 @@ proptest! {
         }
         if let Err(error) = check_verdicts(&world) {
             return Err(TestCaseError::fail(error));
+        }
+    }
+
+    #[test]
+    fn every_history_of_tiers_gives_the_policies_of_a_full_recomputation(
+        steps in prop::collection::vec(tiered_step(), 1..24),
+    ) {
+        let mut world = World::default();
+        for step in &steps {
+            apply(&mut world, step);
+            if let Err(error) = world.check() {
+                return Err(TestCaseError::fail(error));
+            }
         }
     }
 }

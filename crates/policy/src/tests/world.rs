@@ -38,6 +38,8 @@ pub(super) struct World {
     pub(super) cluster: Cluster,
     pub(super) resolver: Resolver,
     client: Client,
+    /// Cluster-wide policies, which have no objects yet.
+    cluster_policies: BTreeMap<ObjectName, Policy>,
     problems: BTreeMap<String, Vec<Problem>>,
 }
 
@@ -99,6 +101,16 @@ impl World {
         self.apply(event)
     }
 
+    pub(super) fn put_cluster_policy(&mut self, policy: Policy) {
+        self.cluster_policies.insert(policy.name.clone(), policy.clone());
+        self.apply(Event::Policy(Box::new(policy)));
+    }
+
+    pub(super) fn remove_cluster_policy(&mut self, name: &ObjectName) {
+        self.cluster_policies.remove(name);
+        self.apply(Event::PolicyDeleted(name.clone()));
+    }
+
     pub(super) fn apply(&mut self, event: Event) -> Changes {
         let changes = self.resolver.apply(event);
         self.client.follow(&self.resolver, &changes);
@@ -118,8 +130,12 @@ impl World {
         let Cluster { namespaces, pods, policies } = &self.cluster;
         let objects = policies.values().cloned().map(Object::Policy);
         let objects = objects.chain(namespaces.values().cloned().map(Object::Namespace));
-        let full: Resolver =
-            objects.chain(pods.values().cloned().map(Object::Pod)).map(|object| object.event().0).collect();
+        let cluster = self.cluster_policies.values().map(|policy| Event::Policy(Box::new(policy.clone())));
+        let full: Resolver = objects
+            .chain(pods.values().cloned().map(Object::Pod))
+            .map(|object| object.event().0)
+            .chain(cluster)
+            .collect();
         let mut other = Client::default();
         other.list(&full);
         if other.contents() != self.client.contents() {
