@@ -37,7 +37,7 @@ const LARGE_MAPS_BYTES: u64 = 4 * MIB;
 /// as needed.
 const SHRUNK_MAPS_BYTES: u64 = 512 * KIB;
 const LARGE_PEAK_BYTES: u64 = 13 * MIB;
-const LARGE_ANONYMOUS_BYTES: u64 = 5 * MIB;
+const LARGE_ANONYMOUS_BYTES: u64 = 4_500 * KIB;
 const VERIFIED_INSTRUCTIONS: u64 = 2_300;
 
 /// Limit on the start, ten times its expected duration on two shared CPUs.
