@@ -137,7 +137,7 @@ pub(super) const SUITES: &[Suite] = &[
     ], 2, 90),
     suite("matrix", SuiteKind::Live, AGENT, &[], 5, 30),
     suite("upgrade", SuiteKind::Live, OLDER, &[], 30, 30),
-    suite("faults", SuiteKind::Live, OLDER, &[], 30, 50),
+    suite("faults", SuiteKind::Live, OLDER, &[], 30, 80),
     suite("programs", SuiteKind::Live, &[Need::Agent, Need::Programs], &[], 20, 50),
     suite("metrics", SuiteKind::Live, &[Need::Agent, Need::Programs, Need::LatestPromtool], &[
         // The kernel's statistics of programs are switched on and off.
@@ -157,7 +157,7 @@ pub(super) const SUITES: &[Suite] = &[
         rule("helm::", &[Need::Helm], ONE),
         rule("long::", &[Need::OldestControlPlane], ONE),
     ], 15, 480),
-    suite("chaos", SuiteKind::Live, OLDER, &[rule("nothing_fails_but", CONTROL_PLANE, TWO), all(TWO)], 120, 260),
+    suite("chaos", SuiteKind::Live, OLDER, &[rule("nothing_fails_but", CONTROL_PLANE, TWO), all(TWO)], 120, 320),
     suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 20),
     suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 100),
     suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 130),
