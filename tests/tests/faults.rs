@@ -547,6 +547,7 @@ fn fewer_places_with_a_fault_come_later_and_no_connection_loses_its_name() {
             crowd.clear();
             cproxy(sandbox, &["cleanup"]).success();
             let agent = start_agent(sandbox);
+            at_rest(|| descriptors(Pid::from_raw(agent.pid() as i32).unwrap()));
             crowd.need_more(sandbox);
             eventually(WORKED, "more places", || crowd.has_more(sandbox));
             drop(agent);
