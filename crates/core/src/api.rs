@@ -339,7 +339,13 @@ fn own_kind<'de, K: Object, D: Deserializer<'de>>(deserializer: D) -> Result<Opt
     }
 }
 
-fn null_as_default<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+/// Reads `null` as an absent value: the API's objects may have either.
+///
+/// # Errors
+/// Those of the value.
+pub fn null_as_default<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cproxy_core::api::Time;
+use cproxy_core::api::{Time, null_as_default};
 use serde::{Deserialize, Deserializer};
 
 /// `metadata` of an object.
@@ -318,8 +318,4 @@ impl<'de> Deserialize<'de> for IntOrString {
             Either::Text(text) => Self { kind: 1, text, ..Self::default() },
         })
     }
-}
-
-fn null_as_default<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
