@@ -468,13 +468,16 @@ const HIGH: usize = 40;
 /// Connections that are held.
 struct Crowd {
     connections: RefCell<Vec<TcpStream>>,
-    /// A socket that lives and uses no place. The agent leaves it places that are written to be its own.
-    filler: TcpListener,
+    /// A connected socket that uses no place, and its other end. The agent leaves it places that are written to be its
+    /// own.
+    filler: [TcpStream; 2],
 }
 
 impl Crowd {
     fn new() -> Self {
-        Self { connections: RefCell::default(), filler: TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap() }
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        Self { connections: RefCell::default(), filler: [listener.accept().unwrap().0, client] }
     }
 
     fn connect(&self, count: usize) {
@@ -487,7 +490,7 @@ impl Crowd {
 
     /// Fills the places of the first level that are free, or frees them again.
     fn fill(&self, sandbox: &Sandbox, is_full: bool) {
-        let filler = socket_cookie(&self.filler).unwrap();
+        let filler = socket_cookie(&self.filler[0]).unwrap();
         let (from, to) = if is_full { (0, filler) } else { (filler, 0) };
         let owners = MapData::from_pin(PinDir::new(&sandbox.pin_dir()).object("TCP_OWNERS")).unwrap();
         let mut owners = Array::<_, u64>::try_from(Map::Array(owners)).unwrap();
@@ -547,7 +550,6 @@ fn fewer_places_with_a_fault_come_later_and_no_connection_loses_its_name() {
             crowd.clear();
             cproxy(sandbox, &["cleanup"]).success();
             let agent = start_agent(sandbox);
-            at_rest(|| descriptors(Pid::from_raw(agent.pid() as i32).unwrap()));
             crowd.need_more(sandbox);
             eventually(WORKED, "more places", || crowd.has_more(sandbox));
             drop(agent);

@@ -47,15 +47,33 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// Time from a failure to add or remove places to the next attempt.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
+/// End of a search.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    at: Instant,
+    /// CPU time of the search; of one that has failed, nothing.
+    cpu: Duration,
+    has_grown: bool,
+}
+
+impl Ended {
+    /// Least time from there to the next search, with this use of the places: a storm may have come meanwhile.
+    fn interval(&self, usage: TcpPlacesUsage) -> Duration {
+        if self.has_grown {
+            return GROWTH_INTERVAL;
+        }
+        let may_grow = are_many(usage) && usage.room() < TCP_PLACES_MAX;
+        if may_grow { INTERVAL_MIN } else { (self.cpu * INTERVAL_FACTOR).max(INTERVAL_MIN) }
+    }
+}
+
 /// Decision when to search.
 #[derive(Debug, Default)]
 struct Pace {
     is_searching: bool,
-    not_before: Option<Instant>,
-    /// End of the last search.
-    ended: Option<Instant>,
-    /// Use of the places at the last look.
-    latest: TcpPlacesUsage,
+    last: Option<Ended>,
+    /// Number of further levels at the last look.
+    further_levels: u32,
     /// Use of the places when the last search began.
     usage: TcpPlacesUsage,
     /// Whether a socket had found no place since the search before.
@@ -70,10 +88,11 @@ impl Pace {
     /// Whether to search: half of the places that the last search left free are taken, or a socket has found none
     /// since. While few are taken, no connections need more, so the second reason can wait.
     fn is_due(&self, usage: TcpPlacesUsage, now: Instant) -> bool {
-        let is_time = !self.is_searching && self.not_before.is_none_or(|at| at <= now);
+        let is_over = |interval| self.last.is_none_or(|last| last.at + interval <= now);
+        let is_time = !self.is_searching && is_over(self.last.map_or(Duration::ZERO, |last| last.interval(usage)));
         let is_scarce = usage.taken.saturating_sub(self.kept) > usage.room().saturating_sub(self.kept) / 2;
-        let is_idle_over = self.ended.is_none_or(|ended| ended + IDLE_INTERVAL_MIN <= now);
-        let is_full = usage.without_place != self.usage.without_place && (are_many(usage) || is_idle_over);
+        let is_full =
+            usage.without_place != self.usage.without_place && (are_many(usage) || is_over(IDLE_INTERVAL_MIN));
         is_time && usage.taken > 0 && (is_scarce || is_full || self.may_shrink && usage.taken > self.kept)
     }
 
@@ -83,14 +102,9 @@ impl Pace {
     }
 
     fn end(&mut self, found: Option<&Found>, now: Instant) {
-        (self.is_searching, self.ended) = (false, Some(now));
-        self.not_before = Some(match found {
-            Some(Found { has_grown: true, .. }) => now + GROWTH_INTERVAL,
-            // More places may be needed.
-            Some(_) if are_many(self.latest) && self.latest.room() < TCP_PLACES_MAX => now + INTERVAL_MIN,
-            Some(found) => now + (found.cpu * INTERVAL_FACTOR).max(INTERVAL_MIN),
-            None => now + INTERVAL_MIN,
-        });
+        self.is_searching = false;
+        let Found { cpu, has_grown, .. } = found.copied().unwrap_or_default();
+        self.last = Some(Ended { at: now, cpu, has_grown });
         // After a failure the same places are no reason to search again.
         self.kept = found.map_or(self.usage.taken, |found| found.kept);
     }
@@ -116,7 +130,7 @@ impl TcpPlaceWatch {
     /// Starts a search if one is due.
     pub(in crate::agent) fn check(&self, usage: TcpPlacesUsage) {
         self.with_pace(|pace| {
-            pace.latest = usage;
+            pace.further_levels = usage.further_levels;
             if pace.is_due(usage, Instant::now()) {
                 pace.begin(usage);
                 self.due.notify_one();
@@ -139,13 +153,10 @@ impl TcpPlaceWatch {
         self.with_pace(|pace| pace.usage = TcpPlacesUsage::default());
     }
 
-    /// Ends a search. Returns when the next one may begin.
-    fn end(&self, found: Option<&Found>) -> Option<Instant> {
+    /// Ends a search.
+    fn end(&self, found: Option<&Found>) {
         self.searches.fetch_add(1, Ordering::Relaxed);
-        self.with_pace(|pace| {
-            pace.end(found, Instant::now());
-            pace.not_before
-        })
+        self.with_pace(|pace| pace.end(found, Instant::now()));
     }
 }
 
@@ -226,7 +237,9 @@ impl TcpPlaceSweeper {
 
     async fn search(&mut self) {
         let found = self.sweep().await;
-        self.heeds_message_from = self.watch.end(found.as_ref().ok()).unwrap_or_else(Instant::now);
+        self.watch.end(found.as_ref().ok());
+        let has_grown = found.as_ref().is_ok_and(|found| found.has_grown);
+        self.heeds_message_from = Instant::now() + if has_grown { GROWTH_INTERVAL } else { INTERVAL_MIN };
         let failure = found.err();
         if let Some(failure) = failure.as_ref().filter(|failure| self.last_failure.as_ref() != Some(failure)) {
             tracing::warn!("places of TCP sockets that have gone stay taken: {failure}");
@@ -279,7 +292,7 @@ impl TcpPlaceSweeper {
     /// Has places removed if fewer are enough.
     async fn shrink(&mut self) {
         // Owners that have gone may keep a level. The loop looks after this order whether a search is due.
-        self.watch.with_pace(|pace| pace.may_shrink = pace.latest.further_levels > 0);
+        self.watch.with_pace(|pace| pace.may_shrink = pace.further_levels > 0);
         let mut before = None;
         loop {
             let usage = match self.resize(TcpPlaceDemand::None).await {
@@ -364,7 +377,9 @@ mod tests {
 
     #[test]
     fn searches_follow_one_another_at_a_distance_that_depends_on_their_cost() {
-        let (start, full) = (Instant::now(), usage(TCP_PLACES, 7));
+        let start = Instant::now();
+        // All levels exist.
+        let full = TcpPlacesUsage { further_levels: 2, ..usage(TCP_PLACES_MAX, 7) };
         let mut pace = Pace::default();
         let found = |cpu_ms| Found { cpu: Duration::from_millis(cpu_ms), ..Found::default() };
         pace.begin(full);
@@ -375,13 +390,19 @@ mod tests {
         pace.end(Some(&found(1_000)), start);
         let later = start + Duration::from_secs(300);
         assert!(!pace.is_due(full, later - Duration::from_millis(1)) && pace.is_due(full, later));
+        let (few, more) = (usage(TCP_PLACES / 4 - 1, 8), usage(TCP_PLACES / 4, 9));
+        pace.begin(few);
+        pace.end(Some(&found(1_000)), start);
+        let soon = start + INTERVAL_MIN;
+        assert!(!pace.is_due(few, soon), "as before");
+        assert!(pace.is_due(more, soon), "a storm has come meanwhile");
         pace.begin(full);
         pace.end(Some(&Found { has_grown: true, ..found(1_000) }), start);
         assert!(!pace.is_due(full, start) && pace.is_due(full, start + GROWTH_INTERVAL), "there may be more to come");
         pace.begin(full);
         pace.end(None, start);
         assert!(!pace.is_due(full, later), "it would fail again");
-        assert!(pace.is_due(usage(TCP_PLACES, 8), later));
+        assert!(pace.is_due(TcpPlacesUsage { without_place: 8, ..full }, later));
     }
 
     #[test]
