@@ -11,8 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_core::{ResourceKind, printable};
-use cproxy_relay_core::{Collection, KINDS, Outcome, Status, Summary, Update};
+use cproxy_core::printable;
+use cproxy_relay_core::{Collection, KINDS, Kind, Outcome, Status, Summary, Update};
 use tokio::{
     sync::{Notify, watch},
     time::timeout,
@@ -31,7 +31,9 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 /// Collections of all kinds.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    kinds: [Kind; KINDS.len()],
+    kinds: [KindCache; KINDS.len()],
+    /// Slices of address sets. Policies of pods are written when they are asked for.
+    policies: KindCache,
     history_bytes_max: usize,
     /// Notified when clients have to be woken.
     changed: Notify,
@@ -39,7 +41,7 @@ pub(crate) struct Cache {
 
 /// Collection of one kind, and its source.
 #[derive(Debug)]
-struct Kind {
+struct KindCache {
     collection: Arc<Collection>,
     /// Version up to which all changes are known; `None` before the first list is complete.
     version: watch::Sender<Option<u64>>,
@@ -61,38 +63,43 @@ pub(crate) struct Counts {
 impl Cache {
     /// Empty collections, whose histories have at most this many bytes together.
     pub(crate) fn new(history_bytes_max: usize) -> Self {
-        let kind = |kind| Kind {
+        let kind = |kind| KindCache {
             collection: Arc::new(Collection::new(kind)),
             version: watch::Sender::new(None),
             wanted: Arc::new(Notify::new()),
             counts: Counts::default(),
             contact: std::sync::Mutex::new(None),
         };
-        Self { kinds: KINDS.map(kind), history_bytes_max, changed: Notify::new() }
+        Self { kinds: KINDS.map(kind), policies: kind(Kind::AddressSlices), history_bytes_max, changed: Notify::new() }
     }
 
-    fn kind(&self, kind: ResourceKind) -> &Kind {
+    fn kind(&self, kind: Kind) -> &KindCache {
         let [services, slices, nodes] = &self.kinds;
         match kind {
-            ResourceKind::Services => services,
-            ResourceKind::EndpointSlices => slices,
-            ResourceKind::Nodes => nodes,
+            Kind::Services => services,
+            Kind::EndpointSlices => slices,
+            Kind::Nodes => nodes,
+            Kind::PodPolicies | Kind::AddressSlices => &self.policies,
         }
     }
 
-    pub(crate) fn collection(&self, kind: ResourceKind) -> &Arc<Collection> {
+    fn caches(&self) -> impl Iterator<Item = &KindCache> {
+        self.kinds.iter().chain([&self.policies])
+    }
+
+    pub(crate) fn collection(&self, kind: Kind) -> &Arc<Collection> {
         &self.kind(kind).collection
     }
 
-    pub(crate) fn counts(&self, kind: ResourceKind) -> &Counts {
+    pub(crate) fn counts(&self, kind: Kind) -> &Counts {
         &self.kind(kind).counts
     }
 
-    pub(crate) fn wanted(&self, kind: ResourceKind) -> Arc<Notify> {
+    pub(crate) fn wanted(&self, kind: Kind) -> Arc<Notify> {
         self.kind(kind).wanted.clone()
     }
 
-    pub(crate) fn summary(&self, kind: ResourceKind) -> Option<Summary> {
+    pub(crate) fn summary(&self, kind: Kind) -> Option<Summary> {
         self.collection(kind).summary()
     }
 
@@ -100,7 +107,7 @@ impl Cache {
     pub(crate) fn pending(&self) -> Vec<String> {
         let pending = KINDS.into_iter().filter(|kind| self.summary(*kind).is_none());
         let described = pending.map(|kind| {
-            let name = cproxy_relay_core::plural(kind);
+            let name = kind.plural();
             match self.collection(kind).unread() {
                 Some((1, object)) => format!("{name} ({} cannot be read)", printable(&object)),
                 Some((count, object)) => {
@@ -113,18 +120,18 @@ impl Cache {
     }
 
     /// Seconds since the API server last confirmed what is known; `None` before the first time.
-    pub(crate) fn silent_seconds(&self, kind: ResourceKind) -> Option<f64> {
+    pub(crate) fn silent_seconds(&self, kind: Kind) -> Option<f64> {
         let contact = *self.kind(kind).contact.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         contact.map(|contact| contact.elapsed().as_secs_f64())
     }
 
     /// Records that the API server has confirmed what is known.
-    pub(crate) fn record_contact(&self, kind: ResourceKind) {
+    pub(crate) fn record_contact(&self, kind: Kind) {
         *self.kind(kind).contact.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// Applies an update.
-    pub(crate) fn apply(&self, kind: ResourceKind, update: Update) -> Outcome {
+    pub(crate) fn apply(&self, kind: Kind, update: Update) -> Outcome {
         let of_kind = self.kind(kind);
         if matches!(update, Update::ListDone(_)) {
             of_kind.counts.lists.fetch_add(1, Ordering::Relaxed);
@@ -148,7 +155,7 @@ impl Cache {
             for _ in 0..2 {
                 after_others().await;
             }
-            self.kinds.iter().for_each(|kind| kind.collection.wake_due());
+            self.caches().for_each(|kind| kind.collection.wake_due());
         }
     }
 
@@ -156,7 +163,7 @@ impl Cache {
     /// the histories are within their bound.
     fn bound_history(&self) {
         while self.history_bytes() > self.history_bytes_max {
-            let collections = self.kinds.iter().map(|kind| &kind.collection);
+            let collections = self.caches().map(|kind| &kind.collection);
             let largest = collections.filter_map(|collection| Some((collection.largest_namespace()?, collection)));
             if let Some(((namespace, bytes), collection)) = largest.max_by_key(|((_, bytes), _)| *bytes)
                 && bytes > self.history_bytes_max / NAMESPACE_SHARE
@@ -164,7 +171,7 @@ impl Cache {
                 collection.compact(&namespace);
                 continue;
             }
-            let collections = self.kinds.iter().map(|kind| &kind.collection);
+            let collections = self.caches().map(|kind| &kind.collection);
             let oldest = collections.filter_map(|collection| Some((collection.oldest_event()?, collection)));
             let Some((_, collection)) = oldest.min_by_key(|(at, _)| *at) else { return };
             collection.forget_oldest();
@@ -172,12 +179,12 @@ impl Cache {
     }
 
     fn history_bytes(&self) -> usize {
-        self.kinds.iter().map(|kind| kind.collection.history_bytes()).sum()
+        self.caches().map(|kind| kind.collection.history_bytes()).sum()
     }
 
     /// Forgets events that are too old.
     pub(crate) fn forget_old(&self) {
-        for kind in &self.kinds {
+        for kind in self.caches() {
             kind.collection.forget_older_than(HISTORY_AGE_MAX, Instant::now());
         }
     }
@@ -186,7 +193,7 @@ impl Cache {
     ///
     /// # Errors
     /// They are not, after some seconds.
-    pub(crate) async fn wait_for(&self, kind: ResourceKind, version: u64) -> Result<(), Status> {
+    pub(crate) async fn wait_for(&self, kind: Kind, version: u64) -> Result<(), Status> {
         let of_kind = self.kind(kind);
         let mut known = of_kind.version.subscribe();
         let has_version = |known: &Option<u64>| known.is_some_and(|known| known >= version);
@@ -226,7 +233,7 @@ fn too_large(version: u64, now: u64) -> Status {
 }
 
 /// Error of a relay whose first list is not complete.
-pub(crate) fn not_synced(kind: ResourceKind) -> Status {
-    let message = format!("the relay has not listed {} yet", cproxy_relay_core::plural(kind));
+pub(crate) fn not_synced(kind: Kind) -> Status {
+    let message = format!("the relay has not listed {} yet", kind.plural());
     Status { retry_after_seconds: 1, ..Status::new(503, "ServiceUnavailable", message) }
 }

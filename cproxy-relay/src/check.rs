@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use bytes::Bytes;
 use clap::ValueEnum;
 use cproxy_network::SocketSetup;
-use cproxy_relay_core::{KINDS, group, plural};
+use cproxy_relay_core::KINDS;
 use cproxy_wire::{AccessReview, ApiClient, ApiServer, Right, Transport};
 use http::{Request, StatusCode, header::ACCEPT};
 use serde_json::{Value, json};
@@ -112,8 +112,8 @@ async fn of_api_server(client: &ApiClient, authentication: Authentication) -> Ve
     }
     for kind in KINDS {
         for verb in ["list", "watch"] {
-            let result = is_allowed(client, Right::new(verb, group(kind), plural(kind))).await;
-            all.push(Requirement { name: format!("{verb}_{}", plural(kind)), result });
+            let result = is_allowed(client, Right::new(verb, kind.group(), kind.plural())).await;
+            all.push(Requirement { name: format!("{verb}_{}", kind.plural()), result });
         }
     }
     if authentication == Authentication::TokenReview {

@@ -14,7 +14,7 @@ use cproxy_daemon::{
     MetricsFormat, log_lines_left_out,
 };
 use cproxy_relay_auth::{RefusalCounters, ReviewCounts};
-use cproxy_relay_core::{KINDS, plural};
+use cproxy_relay_core::KINDS;
 
 use crate::{cache::Cache, responses::lists::CompressedLists};
 
@@ -215,7 +215,7 @@ impl Text {
         for (name, help, value) in gauges {
             self.head(name, Gauge, help);
             for (kind, summary) in KINDS.into_iter().zip(&summaries) {
-                self.line(name, &[("resource", plural(kind))], summary.as_ref().map_or(0, value));
+                self.line(name, &[("resource", kind.plural())], summary.as_ref().map_or(0, value));
             }
         }
         type CountOf = fn(&crate::cache::Counts) -> &AtomicU64;
@@ -230,13 +230,13 @@ impl Text {
         for (name, help, counter) in counters {
             self.head(name, Counter, help);
             for kind in KINDS {
-                self.line(name, &[("resource", plural(kind))], counter(cache.counts(kind)).load(Ordering::Relaxed));
+                self.line(name, &[("resource", kind.plural())], counter(cache.counts(kind)).load(Ordering::Relaxed));
             }
         }
         self.head("upstream_silent_seconds", Gauge, "Seconds since the API server last confirmed what is known");
         for kind in KINDS {
             if let Some(seconds) = cache.silent_seconds(kind) {
-                self.line("upstream_silent_seconds", &[("resource", plural(kind))], format_args!("{seconds:.3}"));
+                self.line("upstream_silent_seconds", &[("resource", kind.plural())], format_args!("{seconds:.3}"));
             }
         }
     }

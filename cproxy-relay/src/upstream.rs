@@ -8,10 +8,10 @@ use std::{
 };
 
 use cproxy_core::api::{EndpointSlice, Metadata, Node, Service};
-use cproxy_relay_core::{Object, ObjectError, Update, Upstream, parse_version};
+use cproxy_relay_core::{Object, ObjectError, Relayed, Update, Upstream, parse_version};
 use cproxy_wire::{
     ApiClient, ApiServer, ClientError, Configuration, Decoded, ENDPOINT_SLICES, FieldSelector, SERVICES, Selectors,
-    Subscriber, Wanted, WatchEvent, WatchedResource, configure, follow_resource,
+    Subscriber, Wanted, WatchEvent, configure, follow_resource,
 };
 use tokio::{
     sync::Notify,
@@ -72,10 +72,10 @@ struct CacheSubscriber<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-impl<K: WatchedResource> CacheSubscriber<K> {
+impl<K: Relayed> CacheSubscriber<K> {
     fn new(cache: &Arc<Cache>) -> Self {
         let last_bookmark = Instant::now();
-        Self { cache: cache.clone(), wanted: cache.wanted(K::RESOURCE), last_bookmark, kind: PhantomData }
+        Self { cache: cache.clone(), wanted: cache.wanted(K::RELAYED), last_bookmark, kind: PhantomData }
     }
 
     fn apply(&self, event: WatchEvent<Upstream<K>>) -> Result<(), ObjectError> {
@@ -92,7 +92,7 @@ impl<K: WatchedResource> CacheSubscriber<K> {
             }
         };
         for update in updates {
-            let outcome = self.cache.apply(K::RESOURCE, update);
+            let outcome = self.cache.apply(K::RELAYED, update);
             if outcome.is_reset {
                 tracing::warn!(
                     "the API server's {} are of an older state than before: clients list them anew",
@@ -101,7 +101,7 @@ impl<K: WatchedResource> CacheSubscriber<K> {
             }
         }
         if is_confirmation {
-            self.cache.record_contact(K::RESOURCE);
+            self.cache.record_contact(K::RELAYED);
         }
         Ok(())
     }
@@ -117,14 +117,14 @@ impl<K: WatchedResource> CacheSubscriber<K> {
             Decoded::Object(object) => {
                 let (metadata, protobuf) = object.into_parts();
                 let names = names(&metadata);
-                match Object::new(K::RESOURCE, metadata, protobuf.into()) {
+                match Object::new(K::RELAYED, metadata, protobuf.into()) {
                     Ok(object) => return vec![update(object)],
                     Err(error) => (names, error.to_string()),
                 }
             }
             Decoded::Unreadable(metadata, error) => (*metadata, error),
         };
-        self.cache.counts(K::RESOURCE).unreadable.fetch_add(1, Ordering::Relaxed);
+        self.cache.counts(K::RELAYED).unreadable.fetch_add(1, Ordering::Relaxed);
         let (namespace, name) = (cproxy_core::printable(&metadata.namespace), cproxy_core::printable(&metadata.name));
         tracing::warn!(
             "{} {namespace}/{name}: {error}; its last state stays, and without one it is not served",
@@ -157,7 +157,7 @@ fn names(metadata: &Metadata) -> Metadata {
     }
 }
 
-impl<K: WatchedResource> Subscriber<Upstream<K>> for CacheSubscriber<K> {
+impl<K: Relayed> Subscriber<Upstream<K>> for CacheSubscriber<K> {
     /// A relay is one client, whose own clients wait.
     const SPREADS_LISTS: bool = false;
     const LISTS_AFTER_FAILURE: bool = true;
@@ -177,7 +177,7 @@ impl<K: WatchedResource> Subscriber<Upstream<K>> for CacheSubscriber<K> {
             self.wanted.notified().await;
         };
         // A first list that lacks objects is asked for again: a server that could not show them may have mended.
-        let has_unread = self.cache.collection(K::RESOURCE).unread().is_some();
+        let has_unread = self.cache.collection(K::RELAYED).unread().is_some();
         tokio::select! {
             () = bookmark => {
                 self.last_bookmark = Instant::now();

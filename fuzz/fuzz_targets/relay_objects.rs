@@ -12,9 +12,8 @@ use std::{
 use cproxy_core::api::{EndpointSlice, Node, Object as Api, Service};
 use cproxy_protobuf::last;
 use cproxy_relay_core::{
-    Collection, Format, Object, Update, Upstream, Watch, WatchOptions, WatchStart, envelope, object_json,
+    Collection, Format, Object, Relayed, Update, Upstream, Watch, WatchOptions, WatchStart, envelope, object_json,
 };
-use cproxy_wire::WatchedResource;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 
@@ -27,7 +26,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-fn take<K: WatchedResource + Api + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+fn take<K: Relayed + Api + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     let original = K::decode(bytes);
     let Ok(upstream) = Upstream::<K>::decode(bytes) else { return assert!(original.is_err(), "{original:?}") };
     let (metadata, trimmed) = upstream.into_parts();
@@ -37,8 +36,8 @@ fn take<K: WatchedResource + Api + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(original) = &original {
         assert_eq!(K::decode(&*trimmed).as_ref(), Ok(original), "no client reads what is left out");
     }
-    let Ok(object) = Object::new(K::RESOURCE, metadata, trimmed.into()) else { return };
-    assert!(envelope(K::RESOURCE, &object.protobuf).len() > object.protobuf.len());
+    let Ok(object) = Object::new(K::RELAYED, metadata, trimmed.into()) else { return };
+    assert!(envelope(K::RELAYED, &object.protobuf).len() > object.protobuf.len());
     for json in [true, false].into_iter().filter_map(|stands_alone| object_json(&object, stands_alone)) {
         serde_json::from_slice::<serde_json::Value>(&json).expect("JSON");
     }
@@ -46,10 +45,10 @@ fn take<K: WatchedResource + Api + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
 }
 
 /// The object is deleted: clients get it with the version of its deletion, and otherwise as it was.
-fn delete<K: WatchedResource + Api + PartialEq + std::fmt::Debug>(object: Object, original: Option<K>) {
+fn delete<K: Relayed + Api + PartialEq + std::fmt::Debug>(object: Object, original: Option<K>) {
     let meta = object.meta.clone();
     let Some(version) = meta.version.checked_add(1) else { return };
-    let collection = Arc::new(Collection::new(K::RESOURCE));
+    let collection = Arc::new(Collection::new(K::RELAYED));
     let apply = |update| collection.apply(update, Instant::now());
     for update in [Update::ListStarted, Update::Listed(object), Update::ListDone(meta.version)] {
         apply(update);

@@ -9,12 +9,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use cproxy_core::ResourceKind;
 use cproxy_relay_auth::{ClientView, Identity, Refusal, Source, identify};
 use cproxy_relay_core::{
-    Filter, Format, List, ListParameters, Meta, ObjectRequest, Operation, Status, Target, VersionWish, Visibility,
-    Watch, WatchOptions, WatchParameters, WatchStart, api_version, discovery, envelope, group, object_json, parse,
-    plural,
+    Filter, Format, Kind, List, ListParameters, Meta, ObjectRequest, Operation, Status, Target, VersionWish,
+    Visibility, Watch, WatchOptions, WatchParameters, WatchStart, discovery, envelope, object_json, parse,
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
@@ -55,7 +53,8 @@ const PROTOBUF_STREAM: HeaderValue = HeaderValue::from_static("application/vnd.k
 struct VisibleTo(Arc<ClientView>);
 
 impl Visibility for VisibleTo {
-    fn allows(&self, kind: ResourceKind, meta: &Meta) -> bool {
+    fn allows(&self, kind: Kind, meta: &Meta) -> bool {
+        let Some(kind) = kind.resource() else { return false };
         self.0.sees(kind, &meta.namespace, &meta.name, meta.label("kubernetes.io/service-name"))
     }
 }
@@ -75,7 +74,7 @@ pub(crate) async fn respond<B>(
     let (head, _) = request.into_parts();
     let accept = head.headers.get(ACCEPT).and_then(|header| header.to_str().ok());
     let format = Format::accepted(accept.unwrap_or_default());
-    let (labels, response) = match parse(head.uri.path(), head.uri.query().unwrap_or_default()) {
+    let (labels, response) = match parse(head.uri.path(), head.uri.query().unwrap_or_default(), false) {
         Err(status) => {
             let status = if connection.admits_request(1) { status } else { too_many_requests() };
             (("other", verb(&head.method)), Err(status))
@@ -106,7 +105,7 @@ fn labels(target: &Target, method: &Method) -> (&'static str, &'static str) {
                 Operation::List(_) => "list",
                 Operation::Watch(_) => "watch",
             };
-            (plural(request.kind), verb)
+            (request.kind.plural(), verb)
         }
         Target::Discovery(_) | Target::Version => ("discovery", verb(method)),
         Target::Health(_) => ("health", verb(method)),
@@ -140,7 +139,7 @@ impl Exchange<'_> {
         }
         match target {
             Target::Discovery(path) => {
-                let document = discovery(path).ok_or_else(cproxy_relay_core::not_found)?;
+                let document = discovery(&path, false).ok_or_else(cproxy_relay_core::not_found)?;
                 Ok(json_response(document.to_string()))
             }
             Target::Version => Ok(json_response(self.relay.server_version())),
@@ -185,7 +184,7 @@ impl Exchange<'_> {
         if let Some(token) = token.and_then(|token| HeaderValue::try_from(token).ok()) {
             response.headers_mut().insert(VIEW, token);
         }
-        tracing::debug!("{} {}: {}", identity.username, plural(request.kind), response.status());
+        tracing::debug!("{} {}: {}", identity.username, request.kind.plural(), response.status());
         Ok(response)
     }
 
@@ -245,13 +244,7 @@ impl Exchange<'_> {
         }
     }
 
-    fn get(
-        &self,
-        kind: ResourceKind,
-        filter: Filter,
-        name: &str,
-        format: Format,
-    ) -> Result<Response<ResponseBody>, Status> {
+    fn get(&self, kind: Kind, filter: Filter, name: &str, format: Format) -> Result<Response<ResponseBody>, Status> {
         let collection = self.relay.cache.collection(kind);
         if collection.summary().is_none() {
             return Err(not_synced(kind));
@@ -272,7 +265,7 @@ impl Exchange<'_> {
 
     async fn list(
         &self,
-        kind: ResourceKind,
+        kind: Kind,
         mut filter: Filter,
         view: Option<String>,
         parameters: ListParameters,
@@ -314,7 +307,7 @@ impl Exchange<'_> {
 
     async fn watch(
         &self,
-        kind: ResourceKind,
+        kind: Kind,
         mut filter: Filter,
         parameters: WatchParameters,
         format: Format,
@@ -434,19 +427,19 @@ fn not_acceptable() -> Status {
     Status::new(406, "NotAcceptable", message)
 }
 
-fn object_not_found(kind: ResourceKind, name: &str) -> Status {
-    let resource = match group(kind) {
-        "" => plural(kind).to_owned(),
-        group => format!("{}.{group}", plural(kind)),
+fn object_not_found(kind: Kind, name: &str) -> Status {
+    let resource = match kind.group() {
+        "" => kind.plural().to_owned(),
+        group => format!("{}.{group}", kind.plural()),
     };
     Status {
-        object: Some(Box::new((name.to_owned(), group(kind), plural(kind)))),
+        object: Some(Box::new((name.to_owned(), kind.group(), kind.plural()))),
         ..Status::new(404, "NotFound", format!("{resource} {name:?} not found"))
     }
 }
 
-fn unreadable(kind: ResourceKind, name: &str) -> Status {
-    let message = format!("the API server's {} {name:?} ({}) is broken protobuf", kind.singular(), api_version(kind));
+fn unreadable(kind: Kind, name: &str) -> Status {
+    let message = format!("the API server's {} {name:?} ({}) is broken protobuf", kind.singular(), kind.api_version());
     Status::new(500, "InternalError", message)
 }
 
@@ -462,7 +455,7 @@ mod tests {
 
     fn service(name: &str, version: u64, bytes: usize) -> Object {
         let meta = Meta { namespace: "x".into(), name: name.into(), version, ..Meta::default() };
-        Object { kind: ResourceKind::Services, meta, protobuf: vec![0; bytes].into() }
+        Object { kind: Kind::Services, meta, protobuf: vec![0; bytes].into() }
     }
 
     /// Relay with a large Service, and with events since version 1.
@@ -471,7 +464,7 @@ mod tests {
         let listed = [Update::ListStarted, Update::Listed(service("large", 1, 1 << 20)), Update::ListDone(1)];
         let applied = (0..events).map(|number| Update::Applied(service(&format!("s{number}"), number + 2, 10)));
         for update in listed.into_iter().chain(applied) {
-            cache.apply(ResourceKind::Services, update);
+            cache.apply(Kind::Services, update);
         }
         Arc::new(Relay::new(cache, None, Views::everything(), 10, Duration::ZERO))
     }

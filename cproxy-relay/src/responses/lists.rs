@@ -11,8 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use cproxy_core::ResourceKind;
-use cproxy_relay_core::{Collection, Filter, Format, List, Snapshot, VersionWish};
+use cproxy_relay_core::{Collection, Filter, Format, Kind, List, Snapshot, VersionWish};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 /// Largest distance of references in a compressed list. A client needs this much memory to decompress it.
@@ -93,7 +92,7 @@ fn whole(list: &List) -> std::io::Result<()> {
 /// Compressed list that clients ask for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
-    pub(crate) kind: ResourceKind,
+    pub(crate) kind: Kind,
     /// Token of the client's view.
     pub(crate) view: Option<String>,
     pub(crate) format: Format,
@@ -260,12 +259,7 @@ mod tests {
     }
 
     fn key(view: usize) -> Key {
-        Key {
-            kind: ResourceKind::Services,
-            view: Some(view.to_string()),
-            format: Format::Json,
-            compression: Compression::Zstd,
-        }
+        Key { kind: Kind::Services, view: Some(view.to_string()), format: Format::Json, compression: Compression::Zstd }
     }
 
     async fn get(lists: &CompressedLists, collection: &Arc<Collection>, view: usize, wish: VersionWish) -> Bytes {
@@ -273,7 +267,7 @@ mod tests {
     }
 
     fn listed(version: u64) -> Arc<Collection> {
-        let collection = Arc::new(Collection::new(ResourceKind::Services));
+        let collection = Arc::new(Collection::new(Kind::Services));
         for update in [Update::ListStarted, Update::ListDone(version)] {
             collection.apply(update, Instant::now());
         }

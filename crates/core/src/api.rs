@@ -22,6 +22,8 @@ pub trait Object: DeserializeOwned + prost::Message + Default {
     const KIND: &'static str;
     /// Resource name in URLs.
     const PLURAL: &'static str;
+    /// Features that are lost without this resource, if it is optional; `None`: its reader cannot do without it.
+    const LOST_WITHOUT: Option<&'static str> = None;
 
     /// Name, labels and version of the object.
     fn metadata(&self) -> &Metadata;
@@ -358,12 +360,13 @@ impl<'de> Deserialize<'de> for Time {
 }
 
 macro_rules! object {
-    ($type:ty, $group:literal, $version:literal, $kind:literal, $plural:literal) => {
+    ($type:ty, $group:literal, $version:literal, $kind:literal, $plural:literal $(, $lost_without:literal)?) => {
         impl Object for $type {
             const GROUP: &'static str = $group;
             const VERSION: &'static str = $version;
             const KIND: &'static str = $kind;
             const PLURAL: &'static str = $plural;
+            $(const LOST_WITHOUT: Option<&'static str> = Some($lost_without);)?
 
             fn metadata(&self) -> &Metadata {
                 &self.metadata
@@ -374,4 +377,11 @@ macro_rules! object {
 
 object!(Service, "", "v1", "Service", "services");
 object!(EndpointSlice, "discovery.k8s.io", "v1", "EndpointSlice", "endpointslices");
-object!(Node, "", "v1", "Node", "nodes");
+object!(
+    Node,
+    "",
+    "v1",
+    "Node",
+    "nodes",
+    "zone hints are not followed and, without --node-ip, node ports are not served"
+);

@@ -100,6 +100,17 @@ impl SetReference {
 }
 
 impl SliceName {
+    /// Name from its text, `SET-SLICES-INDEX`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(3, '-');
+        let (name, slices, index) = (parts.next()?, parts.next()?, parts.next()?);
+        let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u32>().ok())?;
+        let set = SetReference { name: SetName::parse(name)?, slices: number(slices)? };
+        let name = Self { set, index: number(index)? };
+        (set.slices.is_power_of_two() && name.index < set.slices).then_some(name)
+    }
+
     /// Hashes of the slice's addresses: the first and the last.
     pub(crate) fn hashes(self) -> (SliceHash, SliceHash) {
         let shift = shift(self.set.slices);

@@ -16,6 +16,7 @@ mod pod_policy;
 mod read;
 mod resolver;
 mod selector;
+pub mod served;
 #[cfg(test)]
 mod tests;
 

@@ -14,6 +14,8 @@ pub struct PodPolicy {
     pub name: ObjectName,
     /// Identity of the pod.
     pub uid: Box<str>,
+    /// Name of the pod's node; empty before it is scheduled.
+    pub node_name: Box<str>,
     /// Directions in which all is denied that no rule accepts. None: no NetworkPolicy selects the pod.
     pub isolated: Directions,
     /// Addresses of the pod's node, which are always allowed.

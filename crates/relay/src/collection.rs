@@ -12,14 +12,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use cproxy_core::ResourceKind;
 
 use crate::{
     event::Event,
     filter::Filter,
+    kind::Kind,
     object::{Meta, Object, with_version},
     objects::{Entry, Objects},
-    watchers::Watchers,
+    watchers::{Topics, Watchers},
     wire::{Change, Format},
 };
 
@@ -86,7 +86,7 @@ pub struct Outcome {
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Kind of the objects.
-    pub kind: ResourceKind,
+    pub kind: Kind,
     /// Version.
     pub version: u64,
     /// Number of times that the history was given up before.
@@ -161,7 +161,7 @@ pub(crate) struct HistoryPosition {
 /// Objects of one kind, with their history.
 #[derive(Debug)]
 pub struct Collection {
-    kind: ResourceKind,
+    kind: Kind,
     state: Mutex<State>,
 }
 
@@ -237,13 +237,13 @@ pub(crate) enum Part {
 impl Collection {
     /// An empty collection.
     #[must_use]
-    pub fn new(kind: ResourceKind) -> Self {
+    pub fn new(kind: Kind) -> Self {
         Self { kind, state: Mutex::default() }
     }
 
     /// Kind of its objects.
     #[must_use]
-    pub fn kind(&self) -> ResourceKind {
+    pub fn kind(&self) -> Kind {
         self.kind
     }
 
@@ -336,19 +336,19 @@ impl Collection {
         }
     }
 
-    /// Adds a client that waits for all objects or for one of this name.
-    pub(crate) fn add_watcher(&self, name: Option<&str>, start: &WatchStart) -> Added {
+    /// Adds a client that waits for events about some topics.
+    pub(crate) fn add_watcher(&self, topics: Topics, start: &WatchStart) -> Added {
         let mut state = self.state();
-        let slot = state.watchers.add(name);
+        let is_by_topic = topics.is_some();
+        let slot = state.watchers.add(topics);
         let position = match start {
             WatchStart::After(version) => state.position_after(*version),
             WatchStart::Initial { snapshot, .. } => {
                 Some(HistoryPosition { sequence: snapshot.next_sequence, epoch: snapshot.epoch })
             }
         };
-        if let Some(position) = position.filter(|position| name.is_some() && position.sequence < state.next_sequence())
-        {
-            // Any of the events before it came may be about its object.
+        if let Some(position) = position.filter(|position| is_by_topic && position.sequence < state.next_sequence()) {
+            // Any of the events before it came may be about its topics.
             state.watchers.set_first_event(slot, position.sequence);
         }
         Added { slot, position, confirmations: state.confirmations }
@@ -397,7 +397,7 @@ pub(crate) struct WatchCursor<'a> {
     pub(crate) slot: usize,
     pub(crate) position: HistoryPosition,
     pub(crate) filter: &'a Filter,
-    pub(crate) is_by_name: bool,
+    pub(crate) is_by_topic: bool,
     pub(crate) format: Format,
     /// Confirmations that the client knows of; `None` if it wants none.
     pub(crate) confirmations: Option<u64>,
@@ -425,7 +425,7 @@ impl State {
         }
     }
 
-    fn snapshot(&mut self, kind: ResourceKind) -> Snapshot {
+    fn snapshot(&mut self, kind: Kind) -> Snapshot {
         if let Some(snapshot) = &self.snapshot {
             return Snapshot { version: self.version, ..snapshot.clone() };
         }
@@ -562,7 +562,7 @@ impl State {
 
     fn push(&mut self, event: Event) {
         let sequence = self.next_sequence();
-        self.watchers.record(&event.object.meta.name, sequence);
+        self.watchers.record(event.object.topic(), sequence);
         self.pushed_bytes += event.object.size_bytes();
         self.count_bytes(&event.object.meta.namespace.clone(), event.size_bytes(), 0);
         self.history.push_back(Arc::new(event));
@@ -736,8 +736,8 @@ impl State {
             return Part::Expired;
         }
         let (head, mut from) = (self.next_sequence(), watch.position.sequence);
-        if watch.is_by_name {
-            // No event before the one that woke the client is about its object.
+        if watch.is_by_topic {
+            // No event before the one that woke the client is about its topics.
             from = from.max(self.watchers.take_first_event(watch.slot).unwrap_or(head));
         }
         if from < self.first_sequence {
@@ -745,7 +745,7 @@ impl State {
         }
         if from < head {
             let (bytes, to) = self.batch(watch, from);
-            if watch.is_by_name && to < head {
+            if watch.is_by_topic && to < head {
                 self.watchers.set_first_event(watch.slot, to);
             }
             let version = if to == head { self.version } else { self.version_before(to) };

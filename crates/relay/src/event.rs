@@ -11,7 +11,7 @@ use cproxy_protobuf::fields;
 use crate::{
     filter::Filter,
     json::object_json,
-    object::{METADATA, Meta, Object, api_version, with_version},
+    object::{METADATA, Meta, Object, with_version},
     wire::{Change, Format, event_frame, event_line},
 };
 
@@ -230,7 +230,7 @@ fn names_json(object: &Object) -> Vec<u8> {
     let Meta { namespace, name, version, .. } = &object.meta;
     let metadata = serde_json::json!({"name": name, "namespace": namespace, "resourceVersion": version.to_string()});
     let kind = object.kind.singular();
-    let json = serde_json::json!({"kind": kind, "apiVersion": api_version(object.kind), "metadata": metadata});
+    let json = serde_json::json!({"kind": kind, "apiVersion": object.kind.api_version(), "metadata": metadata});
     json.to_string().into_bytes()
 }
 

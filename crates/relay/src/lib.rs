@@ -10,6 +10,7 @@ mod discovery;
 mod event;
 mod filter;
 mod json;
+mod kind;
 mod list;
 mod object;
 mod objects;
@@ -23,10 +24,11 @@ pub use collection::{Collection, Outcome, Snapshot, Summary, Update, WatchStart}
 pub use discovery::discovery;
 pub use filter::{Filter, Visibility};
 pub use json::object_json;
+pub use kind::{KINDS, Kind, POLICY_KINDS, served_kinds};
 pub use list::List;
-pub use object::{Meta, Object, ObjectError, Upstream, api_version, group, parse_version, plural};
+pub use object::{Meta, Object, ObjectError, Relayed, Upstream, parse_version};
 pub use query::{
-    KINDS, ListParameters, ObjectRequest, Operation, Target, VersionWish, WatchParameters, not_found, parse,
+    ListParameters, ObjectRequest, Operation, Target, VersionWish, WatchParameters, not_found, parse,
     upstream_selectors,
 };
 pub use selector::{Selector, SelectorError};

@@ -3,10 +3,7 @@
 use std::{any::type_name, fmt, marker::PhantomData};
 
 use bytes::Bytes;
-use cproxy_core::{
-    ResourceKind,
-    api::{EndpointSlice, Metadata, Node, Object as Api, Service},
-};
+use cproxy_core::api::{EndpointSlice, Metadata, Node, Object as Api, Service};
 use cproxy_protobuf::{FieldError, fields, push_field, push_header, push_number};
 use cproxy_wire::WatchedResource;
 use prost::{
@@ -15,6 +12,8 @@ use prost::{
     encoding::{DecodeContext, WireType, decode_varint},
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
+
+use crate::kind::Kind;
 
 /// Annotations that clients act on: the hints of kube-proxy before 1.33 depend on these.
 const KEPT_ANNOTATIONS: [&[u8]; 2] =
@@ -44,42 +43,27 @@ const SPEC: u32 = 2;
 const CLUSTER_IP: u32 = 3;
 const SERVICE_TYPE: u32 = 4;
 
-/// API version of a kind, as `apiVersion` has it.
-#[must_use]
-pub fn api_version(kind: ResourceKind) -> &'static str {
-    match kind {
-        ResourceKind::Services | ResourceKind::Nodes => "v1",
-        ResourceKind::EndpointSlices => "discovery.k8s.io/v1",
-    }
+/// Kind that the relay passes on as the API server has it.
+pub trait Relayed: WatchedResource {
+    /// The kind.
+    const RELAYED: Kind;
+    /// Its tables for JSON.
+    const TABLES: cproxy_transcode::Kind;
 }
 
-/// Resource name of a kind, as it is in paths.
-#[must_use]
-pub fn plural(kind: ResourceKind) -> &'static str {
-    match kind {
-        ResourceKind::Services => Service::PLURAL,
-        ResourceKind::EndpointSlices => EndpointSlice::PLURAL,
-        ResourceKind::Nodes => Node::PLURAL,
-    }
+impl Relayed for Service {
+    const RELAYED: Kind = Kind::Services;
+    const TABLES: cproxy_transcode::Kind = cproxy_transcode::Kind::Service;
 }
 
-/// The kind's tables for JSON.
-pub(crate) fn transcode_kind(kind: ResourceKind) -> cproxy_transcode::Kind {
-    match kind {
-        ResourceKind::Services => cproxy_transcode::Kind::Service,
-        ResourceKind::EndpointSlices => cproxy_transcode::Kind::EndpointSlice,
-        ResourceKind::Nodes => cproxy_transcode::Kind::Node,
-    }
+impl Relayed for EndpointSlice {
+    const RELAYED: Kind = Kind::EndpointSlices;
+    const TABLES: cproxy_transcode::Kind = cproxy_transcode::Kind::EndpointSlice;
 }
 
-/// API group of a kind; empty for the core group.
-#[must_use]
-pub fn group(kind: ResourceKind) -> &'static str {
-    match kind {
-        ResourceKind::Services => Service::GROUP,
-        ResourceKind::EndpointSlices => EndpointSlice::GROUP,
-        ResourceKind::Nodes => Node::GROUP,
-    }
+impl Relayed for Node {
+    const RELAYED: Kind = Kind::Nodes;
+    const TABLES: cproxy_transcode::Kind = cproxy_transcode::Kind::Node;
 }
 
 /// Object as it arrives: its protobuf without the fields that no client needs. Fields that are not known are verbatim.
@@ -110,15 +94,15 @@ impl<K> fmt::Debug for Upstream<K> {
 }
 
 /// JSON becomes the same protobuf, without fields that [`cproxy_transcode`] does not know.
-impl<'de, K: WatchedResource> Deserialize<'de> for Upstream<K> {
+impl<'de, K: Relayed> Deserialize<'de> for Upstream<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = serde_json::Value::deserialize(deserializer)?;
-        let protobuf = cproxy_transcode::read_json(transcode_kind(K::RESOURCE), &json).map_err(D::Error::custom)?;
+        let protobuf = cproxy_transcode::read_json(K::TABLES, &json).map_err(D::Error::custom)?;
         Self::decode(&*protobuf).map_err(D::Error::custom)
     }
 }
 
-impl<K: WatchedResource> Message for Upstream<K> {
+impl<K: Relayed> Message for Upstream<K> {
     fn encode_raw(&self, buf: &mut impl BufMut) {
         buf.put_slice(&self.trimmed);
     }
@@ -162,7 +146,7 @@ impl<K: WatchedResource> Message for Upstream<K> {
     }
 }
 
-impl<K: WatchedResource> Api for Upstream<K> {
+impl<K: Relayed> Api for Upstream<K> {
     const GROUP: &'static str = K::GROUP;
     const VERSION: &'static str = K::VERSION;
     const KIND: &'static str = K::KIND;
@@ -171,10 +155,6 @@ impl<K: WatchedResource> Api for Upstream<K> {
     fn metadata(&self) -> &Metadata {
         &self.metadata
     }
-}
-
-impl<K: WatchedResource> WatchedResource for Upstream<K> {
-    const RESOURCE: ResourceKind = K::RESOURCE;
 }
 
 /// Copies a field without a length.
@@ -295,7 +275,7 @@ impl Meta {
 #[derive(Clone, Debug)]
 pub struct Object {
     /// Kind.
-    pub kind: ResourceKind,
+    pub kind: Kind,
     /// Names, version and selectable fields.
     pub meta: Meta,
     /// Trimmed protobuf.
@@ -307,18 +287,26 @@ impl Object {
     ///
     /// # Errors
     /// It lacks a name or a version, or a field cannot be read.
-    pub fn new(kind: ResourceKind, metadata: Metadata, protobuf: Bytes) -> Result<Self, ObjectError> {
+    pub fn new(kind: Kind, metadata: Metadata, protobuf: Bytes) -> Result<Self, ObjectError> {
         if metadata.name.is_empty() {
             return Err(ObjectError::NoName);
         }
         let version = parse_version(&metadata.resource_version)?;
         let (mut cluster_ip, mut service_type) = Default::default();
-        if kind == ResourceKind::Services {
+        if kind == Kind::Services {
             (cluster_ip, service_type) = service_fields(&protobuf)?;
         }
         let labels = metadata.labels.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
         let (namespace, name) = (metadata.namespace.into(), metadata.name.into());
         Ok(Self { kind, meta: Meta { namespace, name, version, labels, cluster_ip, service_type }, protobuf })
+    }
+
+    /// Topic of its events: its name, or that of the set that a slice is a part of.
+    pub(crate) fn topic(&self) -> &str {
+        match self.kind {
+            Kind::AddressSlices => self.meta.name.split_once('-').map_or(&*self.meta.name, |(set, _)| set),
+            _ => &self.meta.name,
+        }
     }
 
     /// Bytes that the object takes, roughly.
@@ -432,7 +420,7 @@ mod tests {
     #[test]
     fn an_object_is_trimmed_and_keeps_what_is_not_known() {
         let (metadata, trimmed) = Upstream::<Service>::decode(&*service()).unwrap().into_parts();
-        let object = Object::new(ResourceKind::Services, metadata, trimmed.into()).unwrap();
+        let object = Object::new(Kind::Services, metadata, trimmed.into()).unwrap();
         let numbers = |message: &[u8]| fields(message).map(|field| field.unwrap().number).collect::<Vec<_>>();
         assert_eq!(numbers(&object.protobuf), [1, 2, 97]);
         let metadata = fields(&object.protobuf).next().unwrap().unwrap().payload();

@@ -143,10 +143,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use bytes::Bytes;
-    use cproxy_core::ResourceKind;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::kind::Kind;
 
     fn entry(namespace: &str, name: &str, sequence: u64) -> Entry {
         let meta = Meta {
@@ -157,7 +157,7 @@ mod tests {
             cluster_ip: Box::default(),
             service_type: Box::default(),
         };
-        let object = Arc::new(Object { kind: ResourceKind::Services, meta, protobuf: Bytes::new() });
+        let object = Arc::new(Object { kind: Kind::Services, meta, protobuf: Bytes::new() });
         Entry { object, sequence: Some(sequence) }
     }
 

@@ -1,9 +1,7 @@
 //! Requests of clients: paths and parameters as the API server reads them.
 
-use cproxy_core::ResourceKind;
-
 use crate::{
-    object::{group, plural},
+    kind::{Kind, served_kinds},
     selector::{Selector, SelectorError},
     wire::Status,
 };
@@ -11,14 +9,11 @@ use crate::{
 /// Longest path and query.
 const TARGET_BYTES_MAX: usize = 16 << 10;
 
-/// Kinds that the relay has.
-pub const KINDS: [ResourceKind; 3] = [ResourceKind::Services, ResourceKind::EndpointSlices, ResourceKind::Nodes];
-
 /// Request for objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectRequest {
     /// Kind of the objects.
-    pub kind: ResourceKind,
+    pub kind: Kind,
     /// Namespace in the path; `None`: all.
     pub namespace: Option<String>,
     /// Operation.
@@ -81,26 +76,22 @@ pub struct WatchParameters {
 pub enum Target {
     /// Objects.
     Objects(ObjectRequest),
-    /// A document about the API.
-    Discovery(&'static str),
+    /// The document about the API at this path, if there is one.
+    Discovery(String),
     /// Health of the relay.
     Health(&'static str),
     /// Version of the API server.
     Version,
 }
 
-/// Paths of documents about the API.
-const DISCOVERY: [&str; 6] =
-    ["/api", "/apis", "/api/v1", "/apis/discovery.k8s.io", "/apis/discovery.k8s.io/v1", "/openapi/v2"];
-
 /// Paths of health checks.
 const HEALTH: [&str; 3] = ["/healthz", "/livez", "/readyz"];
 
-/// Parses a target: path and query.
+/// Parses a target: path and query. `has_policies`: the kinds of policies are served, too.
 ///
 /// # Errors
 /// There is nothing at the path, or a parameter is invalid.
-pub fn parse(path: &str, query: &str) -> Result<Target, Status> {
+pub fn parse(path: &str, query: &str, has_policies: bool) -> Result<Target, Status> {
     if path.len() + query.len() > TARGET_BYTES_MAX {
         return Err(Status::new(414, "RequestURITooLong", "the request URI is too long"));
     }
@@ -111,10 +102,10 @@ pub fn parse(path: &str, query: &str) -> Result<Target, Status> {
     if let Some(path) = HEALTH.into_iter().find(|other| *other == path) {
         return Ok(Target::Health(path));
     }
-    if let Some(path) = DISCOVERY.into_iter().find(|other| *other == path) {
-        return Ok(Target::Discovery(path));
+    if is_discovery(path) {
+        return Ok(Target::Discovery(path.to_owned()));
     }
-    let (kind, namespace, name) = objects(path).ok_or_else(not_found)?;
+    let (kind, namespace, name) = objects(path, has_policies).ok_or_else(not_found)?;
     let operation = match name {
         Some(name) => Operation::Get(name.to_owned()),
         None => collection_operation(kind, query)?,
@@ -128,24 +119,37 @@ pub fn not_found() -> Status {
     Status::new(404, "NotFound", "the server could not find the requested resource")
 }
 
+/// Whether documents about the API have such paths.
+fn is_discovery(path: &str) -> bool {
+    match path.trim_start_matches('/').split('/').collect::<Vec<_>>()[..] {
+        ["api"] | ["api", _] | ["apis"] | ["apis", _] | ["apis", _, _] => true,
+        _ => path == "/openapi/v2",
+    }
+}
+
 /// Kind, namespace and name in a path. Names in Kubernetes need no percent-encoding.
-fn objects(path: &str) -> Option<(ResourceKind, Option<&str>, Option<&str>)> {
-    let (api_group, rest) = match path.strip_prefix("/api/v1/") {
-        Some(rest) => ("", rest),
-        None => ("discovery.k8s.io", path.strip_prefix("/apis/discovery.k8s.io/v1/")?),
-    };
-    let parts: Vec<&str> = rest.splitn(6, '/').collect();
-    let (namespace, resource, name) = match *parts.as_slice() {
-        [resource] => (None, resource, None),
-        ["nodes", name] => (None, "nodes", Some(name)),
-        ["namespaces", namespace, resource] => (Some(namespace), resource, None),
-        ["namespaces", namespace, resource, name] => (Some(namespace), resource, Some(name)),
+fn objects(path: &str, has_policies: bool) -> Option<(Kind, Option<&str>, Option<&str>)> {
+    let mut parts = path.strip_prefix('/')?.splitn(8, '/');
+    let group = match parts.next()? {
+        "api" => "",
+        "apis" => parts.next().filter(|group| !group.is_empty())?,
         _ => return None,
     };
-    let kind = KINDS.into_iter().find(|kind| group(*kind) == api_group && plural(*kind) == resource)?;
-    let is_cluster_scoped = kind == ResourceKind::Nodes;
+    let version = parts.next()?;
+    let rest: Vec<&str> = parts.collect();
+    let (namespace, resource, name) = match *rest.as_slice() {
+        ["namespaces", namespace, resource] => (Some(namespace), resource, None),
+        ["namespaces", namespace, resource, name] => (Some(namespace), resource, Some(name)),
+        [resource] => (None, resource, None),
+        [resource, name] => (None, resource, Some(name)),
+        _ => return None,
+    };
+    let is_named = |kind: &Kind| (kind.group(), kind.version(), kind.plural()) == (group, version, resource);
+    let kind = served_kinds(has_policies).find(is_named)?;
     let has_names = namespace.is_none_or(|namespace| !namespace.is_empty()) && name.is_none_or(|name| !name.is_empty());
-    (has_names && !(is_cluster_scoped && namespace.is_some())).then_some((kind, namespace, name))
+    // An object has a namespace exactly if its kind has.
+    let is_scoped = if kind.is_namespaced() { name.is_none() || namespace.is_some() } else { namespace.is_none() };
+    (has_names && is_scoped).then_some((kind, namespace, name))
 }
 
 /// Parameters of a query, decoded.
@@ -162,7 +166,7 @@ struct Parameters {
     has_continue: bool,
 }
 
-fn collection_operation(kind: ResourceKind, query: &str) -> Result<Operation, Status> {
+fn collection_operation(kind: Kind, query: &str) -> Result<Operation, Status> {
     let parameters = Parameters::parse(query)?;
     if parameters.has_continue {
         let message = "the relay does not page lists: there is no continue token";
@@ -215,7 +219,7 @@ fn watch(parameters: Parameters, selector: Selector, version: Option<u64>) -> Re
 }
 
 /// Selector of a request, without what all objects of the relay have.
-fn selector(kind: ResourceKind, labels: &str, fields: &str) -> Result<Selector, Status> {
+fn selector(kind: Kind, labels: &str, fields: &str) -> Result<Selector, Status> {
     let refused = |error: SelectorError| bad_request(error.to_string());
     let selector = Selector::parse(kind, labels, fields).map_err(refused)?;
     let known = upstream_selectors(kind);
@@ -225,11 +229,11 @@ fn selector(kind: ResourceKind, labels: &str, fields: &str) -> Result<Selector, 
 
 /// Label and field selector with which the relay follows a kind.
 #[must_use]
-pub fn upstream_selectors(kind: ResourceKind) -> (&'static str, &'static str) {
+pub fn upstream_selectors(kind: Kind) -> (&'static str, &'static str) {
     let selectors = match kind {
-        ResourceKind::Services => cproxy_wire::SERVICES,
-        ResourceKind::EndpointSlices => cproxy_wire::ENDPOINT_SLICES,
-        ResourceKind::Nodes => return ("", ""),
+        Kind::Services => cproxy_wire::SERVICES,
+        Kind::EndpointSlices => cproxy_wire::ENDPOINT_SLICES,
+        Kind::Nodes | Kind::PodPolicies | Kind::AddressSlices => return ("", ""),
     };
     (selectors.labels, selectors.fields.text())
 }
@@ -325,7 +329,7 @@ mod tests {
     use super::*;
 
     fn objects_at(path: &str, query: &str) -> ObjectRequest {
-        match parse(path, query) {
+        match parse(path, query, true) {
             Ok(Target::Objects(request)) => request,
             other => panic!("{path}?{query}: {other:?}"),
         }
@@ -346,7 +350,7 @@ mod tests {
     }
 
     fn code(path: &str, query: &str) -> u16 {
-        parse(path, query).unwrap_err().code
+        parse(path, query, false).unwrap_err().code
     }
 
     #[test]
@@ -357,11 +361,11 @@ mod tests {
             (kind, namespace, name)
         };
         let text = |text: &str| Some(text.to_owned());
-        assert_eq!(of("/api/v1/services"), (ResourceKind::Services, None, None));
-        assert_eq!(of("/api/v1/nodes/a/"), (ResourceKind::Nodes, None, text("a")));
+        assert_eq!(of("/api/v1/services"), (Kind::Services, None, None));
+        assert_eq!(of("/api/v1/nodes/a/"), (Kind::Nodes, None, text("a")));
         let slices = "/apis/discovery.k8s.io/v1/namespaces/a/endpointslices";
-        assert_eq!(of(slices), (ResourceKind::EndpointSlices, text("a"), None));
-        assert_eq!(of(&format!("{slices}/b")), (ResourceKind::EndpointSlices, text("a"), text("b")));
+        assert_eq!(of(slices), (Kind::EndpointSlices, text("a"), None));
+        assert_eq!(of(&format!("{slices}/b")), (Kind::EndpointSlices, text("a"), text("b")));
         for path in [
             "/",
             "",
@@ -462,8 +466,27 @@ mod tests {
 
     #[test]
     fn documents_about_the_api_have_paths() {
-        for path in DISCOVERY {
-            assert_eq!(parse(path, ""), Ok(Target::Discovery(path)));
+        for path in ["/api", "/apis", "/api/v1", "/apis/discovery.k8s.io", "/apis/discovery.k8s.io/v1", "/openapi/v2"] {
+            assert_eq!(parse(path, "", false), Ok(Target::Discovery(path.to_owned())));
         }
+    }
+
+    #[test]
+    fn policies_have_paths_where_they_are_served() {
+        let group = "/apis/policy.cproxy.dev/v1alpha1";
+        let own = objects_at(&format!("{group}/namespaces/shop/podpolicies/web-0"), "");
+        assert_eq!((own.kind, own.namespace.as_deref()), (Kind::PodPolicies, Some("shop")));
+        assert_eq!(objects_at(&format!("{group}/addressslices/a-1-0"), "").kind, Kind::AddressSlices);
+        for path in [
+            "podpolicies/web-0",
+            "namespaces/shop/addressslices",
+            "namespaces/shop/podpolicies/web-0/status",
+            "namespaces//podpolicies/web-0",
+            "pods",
+        ] {
+            let path = format!("{group}/{path}");
+            assert_eq!(parse(&path, "", true).unwrap_err().code, 404, "{path}");
+        }
+        assert_eq!(code(&format!("{group}/podpolicies"), ""), 404, "they are not served");
     }
 }

@@ -1,9 +1,8 @@
 //! Label and field selectors of requests (apimachinery/pkg/labels/selector.go and fields/selector.go 1.36).
 
-use cproxy_core::ResourceKind;
 use cproxy_policy::LabelSelector;
 
-use crate::object::Meta;
+use crate::{kind::Kind, object::Meta};
 
 /// Longest selector, and most requirements and values of one.
 const SELECTOR_BYTES_MAX: usize = 4096;
@@ -52,7 +51,7 @@ impl Selector {
     ///
     /// # Errors
     /// One of them is invalid.
-    pub fn parse(kind: ResourceKind, labels: &str, fields: &str) -> Result<Self, SelectorError> {
+    pub fn parse(kind: Kind, labels: &str, fields: &str) -> Result<Self, SelectorError> {
         let selector = Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? }.shrunk();
         if selector.labels.requirement_count() + selector.fields.len() > REQUIREMENTS_MAX {
             return Err(SelectorError::TooLong);
@@ -113,7 +112,7 @@ fn parse_labels(text: &str) -> Result<LabelSelector, SelectorError> {
     LabelSelector::parse(text).map_err(|error| SelectorError::Syntax(error.to_string()))
 }
 
-fn parse_fields(kind: ResourceKind, text: &str) -> Result<Vec<FieldRequirement>, SelectorError> {
+fn parse_fields(kind: Kind, text: &str) -> Result<Vec<FieldRequirement>, SelectorError> {
     if text.len() > SELECTOR_BYTES_MAX {
         return Err(SelectorError::TooLong);
     }
@@ -121,7 +120,7 @@ fn parse_fields(kind: ResourceKind, text: &str) -> Result<Vec<FieldRequirement>,
     parts.map(|part| parse_field(kind, part)).collect()
 }
 
-fn parse_field(kind: ResourceKind, text: &str) -> Result<FieldRequirement, SelectorError> {
+fn parse_field(kind: Kind, text: &str) -> Result<FieldRequirement, SelectorError> {
     let (name, value, is_equal) = if let Some((name, value)) = text.split_once("!=") {
         (name, value, false)
     } else if let Some((name, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
@@ -131,9 +130,9 @@ fn parse_field(kind: ResourceKind, text: &str) -> Result<FieldRequirement, Selec
     };
     let field = match (kind, name) {
         (_, "metadata.name") => Field::Name,
-        (ResourceKind::Services | ResourceKind::EndpointSlices, "metadata.namespace") => Field::Namespace,
-        (ResourceKind::Services, "spec.clusterIP") => Field::ClusterIp,
-        (ResourceKind::Services, "spec.type") => Field::ServiceType,
+        (Kind::Services | Kind::EndpointSlices, "metadata.namespace") => Field::Namespace,
+        (Kind::Services, "spec.clusterIP") => Field::ClusterIp,
+        (Kind::Services, "spec.type") => Field::ServiceType,
         _ => return Err(SelectorError::Field(name.chars().take(64).collect())),
     };
     Ok(FieldRequirement { field, value: value.to_owned(), is_equal })
@@ -157,7 +156,7 @@ mod tests {
     }
 
     fn selects(labels: &str, fields: &str, meta: &Meta) -> bool {
-        Selector::parse(ResourceKind::Services, labels, fields).unwrap().matches(meta)
+        Selector::parse(Kind::Services, labels, fields).unwrap().matches(meta)
     }
 
     #[test]
@@ -215,7 +214,7 @@ mod tests {
 
     #[test]
     fn an_invalid_selector_is_an_error() {
-        let parse = |labels: &str, fields: &str| Selector::parse(ResourceKind::Nodes, labels, fields);
+        let parse = |labels: &str, fields: &str| Selector::parse(Kind::Nodes, labels, fields);
         for labels in ["a b", "!", "a in b", "a in (b", "a of (b)", "=b", "a=b=c", "a>b", "ä", ",", "a,,b"] {
             assert!(matches!(parse(labels, ""), Err(SelectorError::Syntax(_))), "{labels}");
         }
@@ -228,7 +227,7 @@ mod tests {
 
     #[test]
     fn requirements_that_all_objects_meet_are_left_out() {
-        let parse = |labels: &str, fields: &str| Selector::parse(ResourceKind::Services, labels, fields).unwrap();
+        let parse = |labels: &str, fields: &str| Selector::parse(Kind::Services, labels, fields).unwrap();
         let known = parse("!a", "spec.clusterIP!=None,spec.type!=ExternalName");
         assert!(parse("!a", "spec.clusterIP!=None").beyond(&known).is_everything());
         assert_eq!(parse("!a,!b", "").beyond(&known), parse("!b", ""));

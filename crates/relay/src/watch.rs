@@ -33,6 +33,8 @@ pub struct WatchOptions {
 pub struct Watch {
     collection: Arc<Collection>,
     options: WatchOptions,
+    /// It skips events that are not about its topics.
+    is_by_topic: bool,
     format: Format,
     slot: usize,
     position: Option<HistoryPosition>,
@@ -54,7 +56,9 @@ impl Watch {
     /// Starts a watch.
     #[must_use]
     pub fn new(collection: Arc<Collection>, options: WatchOptions, format: Format, start: WatchStart) -> Self {
-        let Added { slot, position, confirmations } = collection.add_watcher(options.filter.selector.name(), &start);
+        let topics = options.filter.topics();
+        let is_by_topic = topics.is_some();
+        let Added { slot, position, confirmations } = collection.add_watcher(topics, &start);
         // A client that resumes learns at once that its version is one that the relay knows, also while the API server
         // confirms nothing: it doubts a watch that shows nothing.
         let confirmations = match start {
@@ -67,7 +71,8 @@ impl Watch {
                 (snapshot.version, Some(Initial { snapshot, next: Cursor::default(), sends_end }))
             }
         };
-        Self { collection, options, format, slot, position, version, confirmations, initial, is_over: false }
+        let is_over = false;
+        Self { collection, options, is_by_topic, format, slot, position, version, confirmations, initial, is_over }
     }
 
     /// Version up to which the client has everything.
@@ -124,7 +129,7 @@ impl Watch {
             slot: self.slot,
             position,
             filter: &self.options.filter,
-            is_by_name: self.options.filter.selector.name().is_some(),
+            is_by_topic: self.is_by_topic,
             format: self.format,
             confirmations,
         };
@@ -135,9 +140,8 @@ impl Watch {
     /// only it cannot: more events come at once.
     #[must_use]
     pub fn can_end(&self) -> bool {
-        let is_by_name = self.options.filter.selector.name().is_some();
-        // A watch by name skips events, and its version stays behind.
-        self.initial.is_some() || self.position.is_none() || is_by_name || self.collection.knows(self.version)
+        // A watch of some topics skips events, and its version stays behind.
+        self.initial.is_some() || self.position.is_none() || self.is_by_topic || self.collection.knows(self.version)
     }
 
     /// Ends the watch in an orderly way. Returns a last bookmark, from which the client resumes.

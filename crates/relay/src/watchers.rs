@@ -7,18 +7,21 @@ use std::{collections::HashMap, task::Waker};
 pub(crate) struct Watchers {
     slots: Vec<Slot>,
     free: Vec<usize>,
-    /// Slots of clients that watch one object by its name: a change of another wakes none of them.
-    by_name: HashMap<Box<str>, Vec<usize>>,
+    /// Slots of clients that watch some topics, such as one object by its name: a change of another wakes none of them.
+    by_topic: HashMap<Box<str>, Vec<usize>>,
     /// Slots of all others.
     of_all: Vec<usize>,
     due: Due,
 }
 
+/// Topics that a client watches; `None`: all.
+pub(crate) type Topics = Option<Vec<Box<str>>>;
+
 /// Clients that have to be woken.
 #[derive(Debug, Default)]
 struct Due {
-    /// Slots of those that watch one object.
-    by_name: Vec<usize>,
+    /// Slots of those that watch some topics.
+    by_topic: Vec<usize>,
     of_all: bool,
     all: bool,
 }
@@ -27,29 +30,50 @@ struct Due {
 #[derive(Debug, Default)]
 struct Slot {
     waker: Option<Waker>,
-    name: Option<Box<str>>,
-    /// Index of the slot in its list.
-    index: usize,
-    /// Sequence number of the first event since the client has waited that is about its object.
+    places: Places,
+    /// Sequence number of the first event since the client has waited that is about one of its topics.
     first_event: Option<u64>,
 }
 
+/// Places of a slot in lists.
+#[derive(Debug)]
+enum Places {
+    /// Index in the list of those that watch all.
+    OfAll(usize),
+    /// Index in the list of each topic.
+    ByTopic(Box<[(Box<str>, usize)]>),
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self::ByTopic(Box::default())
+    }
+}
+
 impl Watchers {
-    /// Adds a client that watches all objects, or the one with this name. Returns its slot.
-    pub(crate) fn add(&mut self, name: Option<&str>) -> usize {
+    /// Adds a client. Returns its slot.
+    pub(crate) fn add(&mut self, topics: Topics) -> usize {
         let id = self.free.pop().unwrap_or(self.slots.len());
         if id == self.slots.len() {
             self.slots.push(Slot::default());
         }
-        let list = match name {
-            // Hardly any name is that of two clients.
-            Some(name) => self.by_name.entry(name.into()).or_insert_with(|| Vec::with_capacity(1)),
-            None => &mut self.of_all,
+        let push = |list: &mut Vec<usize>| {
+            list.push(id);
+            list.len() - 1
         };
-        let index = list.len();
-        list.push(id);
+        let places = match topics {
+            Some(topics) => {
+                let place = |topic: Box<str>| {
+                    // Hardly any object's name is that of two clients.
+                    let list = self.by_topic.entry(topic.clone()).or_insert_with(|| Vec::with_capacity(1));
+                    (topic, push(list))
+                };
+                Places::ByTopic(topics.into_iter().map(place).collect())
+            }
+            None => Places::OfAll(push(&mut self.of_all)),
+        };
         if let Some(slot) = self.slots.get_mut(id) {
-            *slot = Slot { waker: None, name: name.map(Into::into), index, first_event: None };
+            *slot = Slot { waker: None, places, first_event: None };
         }
         id
     }
@@ -57,19 +81,25 @@ impl Watchers {
     pub(crate) fn remove(&mut self, id: usize) {
         let Some(slot) = self.slots.get_mut(id).map(std::mem::take) else { return };
         self.free.push(id);
-        let moved = match &slot.name {
-            Some(name) => {
-                let list = self.by_name.get_mut(name);
-                let moved = list.map(|list| swap_out(list, slot.index));
-                if self.by_name.get(name).is_some_and(Vec::is_empty) {
-                    self.by_name.remove(name);
+        match slot.places {
+            Places::OfAll(index) => {
+                let moved = swap_out(&mut self.of_all, index).and_then(|moved| self.slots.get_mut(moved));
+                if let Some(moved) = moved {
+                    moved.places = Places::OfAll(index);
                 }
-                moved.flatten()
             }
-            None => swap_out(&mut self.of_all, slot.index),
-        };
-        if let Some(moved) = moved.and_then(|moved| self.slots.get_mut(moved)) {
-            moved.index = slot.index;
+            Places::ByTopic(places) => {
+                for (topic, index) in places {
+                    let Some(list) = self.by_topic.get_mut(&topic) else { continue };
+                    let moved = swap_out(list, index).and_then(|moved| self.slots.get_mut(moved));
+                    if list.is_empty() {
+                        self.by_topic.remove(&topic);
+                    }
+                    if let Some(moved) = moved {
+                        moved.set_index(&topic, index);
+                    }
+                }
+            }
         }
     }
 
@@ -81,7 +111,7 @@ impl Watchers {
         }
     }
 
-    /// First event about the object that a client watches by name, since the last call.
+    /// First event about one of a client's topics, since the last call.
     pub(crate) fn take_first_event(&mut self, id: usize) -> Option<u64> {
         self.slots.get_mut(id)?.first_event.take()
     }
@@ -93,12 +123,12 @@ impl Watchers {
         }
     }
 
-    /// Records an event of an object: those whom it concerns have to be woken.
-    pub(crate) fn record(&mut self, name: &str, sequence: u64) {
-        for &id in self.by_name.get(name).into_iter().flatten() {
+    /// Records an event about a topic: those whom it concerns have to be woken.
+    pub(crate) fn record(&mut self, topic: &str, sequence: u64) {
+        for &id in self.by_topic.get(topic).into_iter().flatten() {
             if let Some(slot) = self.slots.get_mut(id) {
                 slot.first_event.get_or_insert(sequence);
-                self.due.by_name.push(id);
+                self.due.by_topic.push(id);
             }
         }
         self.due.of_all = true;
@@ -111,12 +141,12 @@ impl Watchers {
 
     /// Wakes those whom the records since the last call concern.
     pub(crate) fn wake_due(&mut self) {
-        let Due { by_name, of_all, all } = std::mem::take(&mut self.due);
+        let Due { by_topic, of_all, all } = std::mem::take(&mut self.due);
         if all {
             return self.slots.iter_mut().for_each(wake);
         }
         let of_all = self.of_all.iter().filter(|_| of_all);
-        for &id in by_name.iter().chain(of_all) {
+        for &id in by_topic.iter().chain(of_all) {
             if let Some(slot) = self.slots.get_mut(id) {
                 wake(slot);
             }
@@ -126,6 +156,16 @@ impl Watchers {
     /// Number of clients.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+}
+
+impl Slot {
+    /// Records that the slot has another index in the list of one of its topics.
+    fn set_index(&mut self, topic: &str, index: usize) {
+        let Places::ByTopic(places) = &mut self.places else { return };
+        if let Some((_, place)) = places.iter_mut().find(|(other, _)| **other == *topic) {
+            *place = index;
+        }
     }
 }
 
@@ -164,7 +204,9 @@ mod tests {
     fn an_event_wakes_those_whom_it_concerns() {
         let mut watchers = Watchers::default();
         let counts: Vec<_> = (0..4).map(|_| Arc::new(Count(AtomicUsize::new(0)))).collect();
-        let ids = [None, Some("a"), Some("b"), Some("a")].map(|name| watchers.add(name));
+        let topics = |topics: &[&str]| -> Topics { Some(topics.iter().map(|&topic| topic.into()).collect()) };
+        let ids =
+            [None, Some(&["a"][..]), Some(&["b", "c"]), Some(&["c", "a"])].map(|of| watchers.add(of.and_then(topics)));
         let wait = |watchers: &mut Watchers| {
             for (id, count) in ids.into_iter().zip(&counts) {
                 watchers.wait(id, &Waker::from(count.clone()));
@@ -191,7 +233,11 @@ mod tests {
         watchers.wake_due();
         assert_eq!(counted(), [3, 1, 1, 3]);
         assert_eq!(watchers.len(), 3);
+        wait(&mut watchers);
+        watchers.record("c", 10);
+        watchers.wake_due();
+        assert_eq!(counted(), [4, 1, 2, 4]);
         [ids[0], ids[2], ids[3]].into_iter().for_each(|id| watchers.remove(id));
-        assert_eq!((watchers.by_name.len(), watchers.of_all.len()), (0, 0));
+        assert_eq!((watchers.by_topic.len(), watchers.of_all.len()), (0, 0));
     }
 }

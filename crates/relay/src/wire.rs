@@ -4,12 +4,11 @@
 mod tests;
 
 use bytes::Bytes;
-use cproxy_core::ResourceKind;
 use cproxy_protobuf::{push_field, push_header, push_number};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta_v1;
 use serde_json::json;
 
-use crate::object::api_version;
+use crate::kind::Kind;
 
 /// First bytes of a protobuf object of Kubernetes.
 const MAGIC: &[u8] = b"k8s\0";
@@ -106,8 +105,8 @@ const ENVELOPE_TAIL: [u8; 4] = [0x1a, 0, 0x22, 0];
 
 /// Object as the body of a response.
 #[must_use]
-pub fn envelope(kind: ResourceKind, object: &[u8]) -> Vec<u8> {
-    enveloped(api_version(kind), kind.singular(), object)
+pub fn envelope(kind: Kind, object: &[u8]) -> Vec<u8> {
+    enveloped(kind.api_version(), kind.singular(), object)
 }
 
 fn enveloped(api_version: &str, kind: &str, object: &[u8]) -> Vec<u8> {
@@ -130,7 +129,7 @@ fn frame(change: &str, envelope: &[u8]) -> Vec<u8> {
 
 /// Frame of an event in protobuf.
 #[must_use]
-pub(crate) fn event_frame(change: Change, kind: ResourceKind, object: &[u8]) -> Bytes {
+pub(crate) fn event_frame(change: Change, kind: Kind, object: &[u8]) -> Bytes {
     frame(change.as_str(), &envelope(kind, object)).into()
 }
 
@@ -142,7 +141,7 @@ pub(crate) fn event_line(change: Change, object: &[u8]) -> Bytes {
 
 /// Bookmark at a version. `ends_initial_events`: all objects have been sent as events.
 #[must_use]
-pub(crate) fn bookmark(format: Format, kind: ResourceKind, version: u64, ends_initial_events: bool) -> Bytes {
+pub(crate) fn bookmark(format: Format, kind: Kind, version: u64, ends_initial_events: bool) -> Bytes {
     let version = version.to_string();
     match format {
         Format::Protobuf => {
@@ -163,7 +162,7 @@ pub(crate) fn bookmark(format: Format, kind: ResourceKind, version: u64, ends_in
             if ends_initial_events && let Some(metadata) = metadata.as_object_mut() {
                 metadata.insert("annotations".to_owned(), json!({INITIAL_EVENTS_END: "true"}));
             }
-            let object = json!({"kind": kind.singular(), "apiVersion": api_version(kind), "metadata": metadata});
+            let object = json!({"kind": kind.singular(), "apiVersion": kind.api_version(), "metadata": metadata});
             format!("{}\n", json!({"type": "BOOKMARK", "object": object})).into()
         }
     }
@@ -171,8 +170,8 @@ pub(crate) fn bookmark(format: Format, kind: ResourceKind, version: u64, ends_in
 
 /// Body of a list up to its first item. The items together have `items_bytes` in protobuf.
 #[must_use]
-pub(crate) fn list_head(format: Format, kind: ResourceKind, version: u64, items_bytes: usize) -> Vec<u8> {
-    let (api_version, list_kind) = (api_version(kind), format!("{}List", kind.singular()));
+pub(crate) fn list_head(format: Format, kind: Kind, version: u64, items_bytes: usize) -> Vec<u8> {
+    let (api_version, list_kind) = (kind.api_version(), format!("{}List", kind.singular()));
     let version = version.to_string();
     match format {
         Format::Protobuf => {

@@ -11,9 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_core::{ResourceKind, api::Service};
+use cproxy_core::api::Service;
 use cproxy_relay_core::{
-    Collection, Filter, Format, List, Meta, Object, Selector, Update, Upstream, Visibility, Watch, WatchOptions,
+    Collection, Filter, Format, Kind, List, Meta, Object, Selector, Update, Upstream, Visibility, Watch, WatchOptions,
     WatchStart,
 };
 use prost::Message;
@@ -146,7 +146,7 @@ fn object_key(a: u8) -> Key {
 
 fn object(service: &Service) -> Object {
     let (metadata, protobuf) = Upstream::<Service>::decode(&*service.encode_to_vec()).expect("protobuf").into_parts();
-    Object::new(ResourceKind::Services, metadata, protobuf.into()).expect("a Service has a name and a version")
+    Object::new(Kind::Services, metadata, protobuf.into()).expect("a Service has a name and a version")
 }
 
 /// Events of a relay as they should be.
@@ -176,7 +176,7 @@ struct Replica {
 impl Replica {
     fn new() -> Self {
         Self {
-            collection: Arc::new(Collection::new(ResourceKind::Services)),
+            collection: Arc::new(Collection::new(Kind::Services)),
             seen: 0,
             timeline: 0,
             version: 0,
@@ -324,7 +324,7 @@ impl Wake for Wakes {
 struct NotB;
 
 impl Visibility for NotB {
-    fn allows(&self, _: ResourceKind, meta: &Meta) -> bool {
+    fn allows(&self, _: Kind, meta: &Meta) -> bool {
         meta.label("app") != Some("b")
     }
 }
@@ -345,7 +345,7 @@ const WANTED: [Wanted; 6] =
 
 impl Wanted {
     fn filter(self) -> Filter {
-        let selector = |labels, fields| Selector::parse(ResourceKind::Services, labels, fields).expect("a selector");
+        let selector = |labels, fields| Selector::parse(Kind::Services, labels, fields).expect("a selector");
         let namespace = Some("x".to_owned());
         match self {
             Self::Everything => Filter::default(),

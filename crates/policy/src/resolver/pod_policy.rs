@@ -23,6 +23,7 @@ impl Resolver {
         let mut policy = PodPolicy {
             name: pod.name.clone(),
             uid: pod.uid.text(),
+            node_name: pod.node.name.clone(),
             isolated: Directions::default(),
             node_addresses: pod.node.addresses.clone(),
             own_addresses: (*pod.addresses).into(),

@@ -95,6 +95,7 @@ fn policy(isolated: Directions, mut rules: Vec<PodRule>) -> PodPolicy {
     rules.retain(|rule| rule.tier != Tier::NetworkPolicy || isolated.has(rule.direction));
     rules.sort_by_key(|rule| rule.tier);
     PodPolicy {
+        node_name: Box::default(),
         name: ObjectName::new("shop", "web"),
         uid: "".into(),
         isolated,

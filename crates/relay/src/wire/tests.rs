@@ -122,7 +122,7 @@ fn an_error_is_a_status_in_protobuf() {
 
 #[test]
 fn a_bookmark_has_a_version_and_may_end_the_initial_events() {
-    let of = |format, ends| bookmark(format, ResourceKind::Services, 7, ends);
+    let of = |format, ends| bookmark(format, Kind::Services, 7, ends);
     let plain = b"\0\0\0\x2c\x0a\x08BOOKMARK\x12\x20\x0a\x1ek8s\0\x0a\x0d\x0a\x02v1\x12\x07Service\x12\x05\
         \x0a\x03\x32\x017\x1a\0\x22\0";
     assert_eq!(&*of(Format::Protobuf, false), plain);
@@ -141,7 +141,7 @@ fn a_bookmark_has_a_version_and_may_end_the_initial_events() {
 fn an_event_is_a_frame_or_a_line() {
     let frame = b"\0\0\0\x29\x0a\x07DELETED\x12\x1e\x0a\x1ck8s\0\x0a\x0a\x0a\x02v1\x12\x04Node\x12\x06\
         object\x1a\0\x22\0";
-    assert_eq!(&*event_frame(Change::Deleted, ResourceKind::Nodes, b"object"), frame);
+    assert_eq!(&*event_frame(Change::Deleted, Kind::Nodes, b"object"), frame);
     assert_eq!(&*event_line(Change::Added, b"{}"), b"{\"type\":\"ADDED\",\"object\":{}}\n");
 }
 
@@ -149,12 +149,12 @@ fn an_event_is_a_frame_or_a_line() {
 fn a_list_begins_with_its_version() {
     let head = |format, kind| list_head(format, kind, 9, 3);
     assert_eq!(
-        String::from_utf8(head(Format::Json, ResourceKind::EndpointSlices)).unwrap(),
+        String::from_utf8(head(Format::Json, Kind::EndpointSlices)).unwrap(),
         r#"{"kind":"EndpointSliceList","apiVersion":"discovery.k8s.io/v1","metadata":{"resourceVersion":"9"},"items":["#
     );
     // Its metadata takes five bytes, and the items take three.
     let expected = b"k8s\0\x0a\x0e\x0a\x02v1\x12\x08NodeList\x12\x08\x0a\x03\x12\x019";
-    assert_eq!(head(Format::Protobuf, ResourceKind::Nodes), expected);
+    assert_eq!(head(Format::Protobuf, Kind::Nodes), expected);
     let mut item = Vec::new();
     push_item(&mut item, b"o");
     assert_eq!((&*item, item_bytes(b"o")), (&b"\x12\x01o"[..], 3));

@@ -10,9 +10,9 @@ use std::{
 };
 
 use allocation_counter::measure;
-use cproxy_core::{ResourceKind, api::Service};
+use cproxy_core::api::Service;
 use cproxy_relay_core::{
-    Collection, Filter, Format, List, Object, Selector, Update, Upstream, Watch, WatchOptions, WatchStart,
+    Collection, Filter, Format, Kind, List, Object, Selector, Update, Upstream, Watch, WatchOptions, WatchStart,
 };
 use cproxy_testing::relay_client::{Received, read_events};
 use prost::Message;
@@ -20,7 +20,7 @@ use prost::Message;
 const CLIENTS: usize = 1000;
 
 /// A client that waits, with its name and its waker, but without its connection.
-const CLIENT_BYTES_MAX: i64 = 400;
+const CLIENT_BYTES_MAX: i64 = 416;
 
 struct Nothing;
 
@@ -45,11 +45,11 @@ fn with(name: &str, version: u64, label_bytes: usize, bytes: usize) -> Object {
     service.metadata.labels.insert("app".to_owned(), "x".repeat(label_bytes));
     service.spec.external_ips.push("x".repeat(bytes));
     let (metadata, protobuf) = Upstream::<Service>::decode(&*service.encode_to_vec()).expect("protobuf").into_parts();
-    Object::new(ResourceKind::Services, metadata, protobuf.into()).expect("it has a name and a version")
+    Object::new(Kind::Services, metadata, protobuf.into()).expect("it has a name and a version")
 }
 
 fn collection(services: u64) -> Arc<Collection> {
-    let collection = Arc::new(Collection::new(ResourceKind::Services));
+    let collection = Arc::new(Collection::new(Kind::Services));
     collection.apply(Update::ListStarted, Instant::now());
     for index in 0..services {
         collection.apply(Update::Listed(service(&format!("service-{index}"), index + 1, 1000)), Instant::now());
@@ -60,7 +60,7 @@ fn collection(services: u64) -> Arc<Collection> {
 
 fn filter(name: Option<&str>) -> Filter {
     let fields = name.map_or_else(String::new, |name| format!("metadata.name={name}"));
-    let selector = Selector::parse(ResourceKind::Services, "", &fields).expect("a selector");
+    let selector = Selector::parse(Kind::Services, "", &fields).expect("a selector");
     Filter { selector, ..Filter::default() }
 }
 

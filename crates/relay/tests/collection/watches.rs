@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_core::{ResourceKind, api::Service};
+use cproxy_core::api::Service;
 use cproxy_relay_core::{
-    Collection, Filter, Format, List, Object, Selector, Update, Upstream, Watch, WatchOptions, WatchStart,
+    Collection, Filter, Format, Kind, List, Object, Selector, Update, Upstream, Watch, WatchOptions, WatchStart,
 };
 use cproxy_testing::relay_client::{Received, read_events, read_list, version as number};
 use prost::Message;
@@ -27,7 +27,7 @@ fn padded(name: &str, version: u64, app: &str, bytes: usize) -> Object {
     service.metadata.labels.insert("app".to_owned(), app.to_owned());
     service.spec.external_ips.push("x".repeat(bytes));
     let (metadata, protobuf) = Upstream::<Service>::decode(&*service.encode_to_vec()).expect("protobuf").into_parts();
-    Object::new(ResourceKind::Services, metadata, protobuf.into()).expect("it has a name and a version")
+    Object::new(Kind::Services, metadata, protobuf.into()).expect("it has a name and a version")
 }
 
 fn apply(collection: &Collection, updates: impl IntoIterator<Item = Update>) {
@@ -44,13 +44,13 @@ fn list(collection: &Collection, objects: impl IntoIterator<Item = Object>, vers
 }
 
 fn listed(objects: impl IntoIterator<Item = Object>, version: u64) -> Arc<Collection> {
-    let collection = Arc::new(Collection::new(ResourceKind::Services));
+    let collection = Arc::new(Collection::new(Kind::Services));
     list(&collection, objects, version);
     collection
 }
 
 fn watch(collection: &Arc<Collection>, labels: &str, fields: &str, version: u64) -> Watch {
-    let selector = Selector::parse(ResourceKind::Services, labels, fields).expect("a selector");
+    let selector = Selector::parse(Kind::Services, labels, fields).expect("a selector");
     let options = WatchOptions { filter: Filter { selector, ..Filter::default() }, wants_bookmarks: false };
     Watch::new(collection.clone(), options, Format::Protobuf, WatchStart::After(version))
 }
@@ -206,7 +206,7 @@ fn a_first_list_is_complete_once_each_of_its_objects_was_read_or_deleted() {
         ),
     ];
     for (name, end) in ends {
-        let collection = Arc::new(Collection::new(ResourceKind::Services));
+        let collection = Arc::new(Collection::new(Kind::Services));
         apply(&collection, [Update::ListStarted, Update::Listed(service("a", 2, "a"))]);
         apply(&collection, [unreadable("b"), unreadable("c"), Update::ListDone(5)]);
         assert_eq!(collection.unread(), Some((2, "x/b".to_owned())), "{name}");

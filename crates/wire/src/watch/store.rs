@@ -9,7 +9,7 @@
 use std::future::pending;
 
 use cproxy_core::{
-    Event, ListSource,
+    Event, ListSource, ResourceKind,
     api::{EndpointSlice, Node, Service},
     object_name,
 };
@@ -88,23 +88,32 @@ async fn changed_to<T>(receiver: &mut Receiver<T>, is_due: impl Fn(&T) -> bool) 
 
 /// Resource that the agent's store keeps.
 trait StoredResource: WatchedResource {
+    /// Kind in the store.
+    const RESOURCE: ResourceKind;
+
     /// Event of an object that was added or changed.
     fn applied(object: Box<Self>) -> Event;
 }
 
 impl StoredResource for Service {
+    const RESOURCE: ResourceKind = ResourceKind::Services;
+
     fn applied(object: Box<Self>) -> Event {
         Event::Service(object)
     }
 }
 
 impl StoredResource for EndpointSlice {
+    const RESOURCE: ResourceKind = ResourceKind::EndpointSlices;
+
     fn applied(object: Box<Self>) -> Event {
         Event::EndpointSlice(object)
     }
 }
 
 impl StoredResource for Node {
+    const RESOURCE: ResourceKind = ResourceKind::Nodes;
+
     fn applied(object: Box<Self>) -> Event {
         Event::Node(object)
     }
@@ -204,7 +213,6 @@ impl<K: StoredResource> Subscriber<K> for StoreSubscriber<'_> {
 mod tests {
     use std::time::Duration;
 
-    use cproxy_core::ResourceKind;
     use tokio::time::timeout;
 
     use super::*;

@@ -2,11 +2,7 @@
 
 use std::{fmt, marker::PhantomData};
 
-use cproxy_core::{
-    ResourceKind,
-    api::{Metadata, Object},
-};
-use cproxy_wire::WatchedResource;
+use cproxy_core::api::{Metadata, Object};
 use prost::{
     DecodeError, Message,
     bytes::{Buf, BufMut},
@@ -88,15 +84,11 @@ impl<K: Object + 'static> Object for Brief<K> {
     const VERSION: &'static str = K::VERSION;
     const KIND: &'static str = K::KIND;
     const PLURAL: &'static str = K::PLURAL;
+    const LOST_WITHOUT: Option<&'static str> = K::LOST_WITHOUT;
 
     fn metadata(&self) -> &Metadata {
         &self.metadata
     }
-}
-
-impl<K: WatchedResource> WatchedResource for Brief<K> {
-    const RESOURCE: ResourceKind = K::RESOURCE;
-    const LOST_WITHOUT: Option<&'static str> = K::LOST_WITHOUT;
 }
 
 #[cfg(test)]
