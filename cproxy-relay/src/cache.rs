@@ -12,7 +12,7 @@ use std::{
 };
 
 use cproxy_core::printable;
-use cproxy_relay_core::{Collection, KINDS, Kind, Outcome, Status, Summary, Update};
+use cproxy_relay_core::{Collection, KINDS, Kind, Outcome, Policies, Status, Summary, Update};
 use tokio::{
     sync::{Notify, watch},
     time::timeout,
@@ -26,7 +26,7 @@ const NAMESPACE_SHARE: usize = 8;
 
 /// Time for which a request waits for a version that the relay does not have yet, as at the API server
 /// (apiserver/pkg/storage/cacher/watch_cache.go 1.36).
-const WAIT_MAX: Duration = Duration::from_secs(3);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// Collections of all kinds.
 #[derive(Debug)]
@@ -145,17 +145,26 @@ impl Cache {
         outcome
     }
 
+    /// Has the clients woken, after the policies were published.
+    pub(crate) fn bound_and_wake(&self) {
+        self.bound_history();
+        self.changed.notify_one();
+    }
+
     /// Wakes clients after updates, for ever; to be run where their connections are.
     ///
     /// It waits until those that were woken before have had their turn, first their watches and then their connections.
     /// When there is more to do than time, each turn takes all changes so far, and no client falls behind.
-    pub(crate) async fn wake_clients(&self) {
+    pub(crate) async fn wake_clients(&self, policies: Option<&Policies>) {
         loop {
             self.changed.notified().await;
             for _ in 0..2 {
                 after_others().await;
             }
             self.caches().for_each(|kind| kind.collection.wake_due());
+            if let Some(policies) = policies {
+                policies.wake_due();
+            }
         }
     }
 
@@ -224,7 +233,7 @@ async fn after_others() {
 }
 
 /// Error of a version that the relay does not have (apiserver/pkg/storage/errors.go 1.36).
-fn too_large(version: u64, now: u64) -> Status {
+pub(crate) fn too_large(version: u64, now: u64) -> Status {
     Status {
         retry_after_seconds: 1,
         cause: Some(("ResourceVersionTooLarge", "Too large resource version")),

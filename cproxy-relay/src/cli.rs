@@ -19,7 +19,7 @@ use tracing::Level;
 
 use crate::{
     check,
-    config::{Authentication, Config, ConfigError, tls_files},
+    config::{Authentication, Config, ConfigError, PolicySource, tls_files},
     listen::address::ListenAddress,
     output::{print, print_error},
     run,
@@ -95,6 +95,10 @@ struct Settings {
     /// File with the views of clients; default: each sees everything
     #[arg(long, env = "CPROXY_RELAY_VIEWS", hide_env = true, value_name = "FILE")]
     views: Option<PathBuf>,
+    /// Serve each pod's network policy and the address sets that it names; default: off. Without a value: resolve
+    #[arg(long, env = "CPROXY_RELAY_POLICIES", hide_env = true, value_name = "SOURCE", num_args = 0..=1,
+          require_equals = true, default_missing_value = "resolve")]
+    policies: Option<PolicySource>,
 }
 
 #[derive(Args, Debug)]
@@ -149,6 +153,7 @@ impl Settings {
             authentication: self.authentication,
             token_audiences: self.token_audiences.clone(),
             views: self.views.clone(),
+            policies: self.policies,
             history_bytes: 64 << 20,
             connections_max: 0,
             metrics_address: None,

@@ -19,6 +19,15 @@ pub(crate) enum Authentication {
     None,
 }
 
+/// Origin of the policies of pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PolicySource {
+    /// The API server's NetworkPolicies, Pods and Namespaces
+    Resolve,
+    /// Another relay, which the kubeconfig names, and which resolves them
+    Follow,
+}
+
 /// Configuration of the relay.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -30,6 +39,8 @@ pub(crate) struct Config {
     /// Audiences of tokens; empty: those of the API server.
     pub(crate) token_audiences: Vec<String>,
     pub(crate) views: Option<PathBuf>,
+    /// Origin of the policies of pods; `None`: none are served.
+    pub(crate) policies: Option<PolicySource>,
     pub(crate) history_bytes: usize,
     pub(crate) connections_max: usize,
     pub(crate) metrics_address: Option<SocketAddr>,

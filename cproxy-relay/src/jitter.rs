@@ -1,4 +1,4 @@
-//! Random parts of times, so that many clients do not come together.
+//! Random numbers: parts of times, so that many clients do not come together, and what tells processes apart.
 
 use std::time::Duration;
 
@@ -12,4 +12,10 @@ fn random() -> u32 {
     // Without random numbers, clients come together; the relay goes on.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).ok();
     u32::from_ne_bytes(bytes)
+}
+
+/// Number that tells this process from others.
+pub(crate) fn process_number() -> u64 {
+    let since_1970 = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::from(random()) << 32 | u64::from(random() ^ since_1970.subsec_nanos())
 }

@@ -17,6 +17,7 @@ mod listen;
 mod metrics;
 mod metrics_server;
 mod output;
+mod policies;
 mod relay;
 mod responses;
 mod run;

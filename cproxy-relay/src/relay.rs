@@ -21,6 +21,7 @@ use crate::{
     cache::Cache,
     clients::{refusal_log::RefusalLog, slots::ConnectionSlots},
     metrics::Metrics,
+    policies::PolicyService,
     responses::lists::CompressedLists,
 };
 
@@ -33,6 +34,8 @@ const OWN_VERSION: &str = r#"{"major":"1","minor":"36","gitVersion":"v1.36.0-cpr
 pub(crate) struct Relay {
     pub(crate) cache: Arc<Cache>,
     pub(crate) lists: CompressedLists,
+    /// Network policies, if they are served.
+    pub(crate) policies: Option<Arc<PolicyService>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) refusal_log: RefusalLog,
     /// Reviewer of tokens, if clients need credentials.
@@ -57,6 +60,7 @@ pub(crate) struct Relay {
 impl Relay {
     pub(crate) fn new(
         cache: Arc<Cache>,
+        policies: Option<Arc<PolicyService>>,
         reviewer: Option<Arc<TokenReviewer<ReviewClient>>>,
         views: Views,
         connections_max: usize,
@@ -65,6 +69,7 @@ impl Relay {
         Self {
             cache,
             lists: CompressedLists::default(),
+            policies,
             metrics: Arc::default(),
             refusal_log: RefusalLog::default(),
             authenticates: reviewer.is_some(),
@@ -114,7 +119,8 @@ impl Relay {
         if self.draining.is_cancelled() {
             return Some("it is about to stop".to_owned());
         }
-        let pending = self.cache.pending();
+        let mut pending = self.cache.pending();
+        pending.extend(self.policies.as_ref().and_then(|policies| policies.pending()));
         (!pending.is_empty()).then(|| format!("not listed yet: {}", pending.join(", ")))
     }
 
@@ -166,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_task_that_has_ended_fails_each_health_check() {
-        let relay = Relay::new(Arc::new(Cache::new(1 << 20)), None, Views::everything(), 10, Duration::ZERO);
+        let relay = Relay::new(Arc::new(Cache::new(1 << 20)), None, None, Views::everything(), 10, Duration::ZERO);
         assert_eq!(relay.health_text("/livez"), (StatusCode::OK, "ok".to_owned()));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async { relay.tasks.keep("listener", async {}).await.unwrap() });

@@ -3,3 +3,4 @@
 pub(crate) mod body;
 pub(crate) mod handler;
 pub(crate) mod lists;
+pub(crate) mod policy_objects;

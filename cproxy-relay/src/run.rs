@@ -29,6 +29,7 @@ use crate::{
     config::{Authentication, Config},
     listen::{listener, tls::ServerTls},
     metrics_server,
+    policies::PolicyService,
     relay::{Relay, ReviewClient},
     upstream,
 };
@@ -64,7 +65,15 @@ pub(crate) async fn run(config: Config) -> Result<()> {
             ))
         });
     let cache = Arc::new(Cache::new(config.history_bytes));
-    let relay = Arc::new(Relay::new(cache.clone(), reviewer, views, config.connections_max, config.drain_time));
+    let policies = config.policies.map(|source| Arc::new(PolicyService::new(source, &cache)));
+    let relay = Arc::new(Relay::new(
+        cache.clone(),
+        policies.clone(),
+        reviewer,
+        views,
+        config.connections_max,
+        config.drain_time,
+    ));
     let listeners = open_listeners(&config, tls.as_ref())?;
     if let Some(address) = config.metrics_address {
         let listener = StatusListener::open(&ListenAddress::Tcp(address));
@@ -76,7 +85,16 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     let of_upstream = (client.clone(), cache.clone());
     let follow = async move { upstream::follow(&of_upstream.0, &of_upstream.1).await };
     relay.tasks.keep_in(&upstream, "upstream", follow);
-    relay.tasks.keep("wake-up of clients", async move { cache.wake_clients().await });
+    if let Some(policies) = policies.clone() {
+        let of_policies = (client.clone(), policies.clone());
+        let follow = async move { of_policies.1.follow(&of_policies.0).await };
+        relay.tasks.keep_in(&upstream, "network policies", follow);
+        let cache = cache.clone();
+        relay.tasks.keep_in(&upstream, "publication of policies", async move { policies.publish(&cache).await });
+    }
+    relay.tasks.keep("wake-up of clients", async move {
+        cache.wake_clients(policies.as_ref().map(|service| &*service.policies)).await;
+    });
     if let Some(reviewer) = relay.reviewer.clone() {
         relay.tasks.keep("reviews of leases", relay.leases.clone().review(reviewer));
     }

@@ -161,7 +161,7 @@ mod tests {
     /// Each client that waits has this future and a `Connection`, besides what HTTP has in boxes.
     #[tokio::test]
     async fn a_client_that_waits_takes_little_memory() {
-        let relay = Relay::new(Arc::new(Cache::new(1 << 20)), None, Views::everything(), 10, Duration::ZERO);
+        let relay = Relay::new(Arc::new(Cache::new(1 << 20)), None, None, Views::everything(), 10, Duration::ZERO);
         let relay = Arc::new(relay);
         let peer = PeerAddress::Vsock { cid: 3 };
         let (slot, _) = relay.slots.enter(&peer);

@@ -4,23 +4,94 @@ use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use bytes::Bytes;
-use cproxy_relay_core::{List, Watch};
+use cproxy_relay_core::{List, PolicyWatch, Watch};
 use http_body::{Body, Frame, SizeHint};
+use tokio::time::sleep;
 
 use crate::{
-    clients::connection::{EndReason, ResponseGuard},
+    clients::connection::{Connection, EndReason, ResponseGuard},
+    jitter::jitter,
     metrics::Metrics,
 };
+
+/// Time after which a watch ends whose client sets none: this and up to as much again, as at the API server.
+const WATCH_TIME: Duration = Duration::from_secs(1800);
+
+/// Longest time of a watch.
+const WATCH_TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Bytes of a whole response that are given to a connection at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
 /// Future that completes when a watch has to end.
 pub(crate) type End = Pin<Box<dyn Future<Output = EndReason> + Send>>;
+
+/// Waits until a watch has to end: after the time that its client sets, or when the client has to move.
+pub(crate) fn watch_end(connection: &Connection, timeout_seconds: Option<u64>) -> End {
+    let time = match timeout_seconds {
+        Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(WATCH_TIME_MAX),
+        _ => WATCH_TIME + jitter(WATCH_TIME),
+    };
+    let moved = connection.moved();
+    Box::pin(async move {
+        tokio::select! {
+            () = sleep(time) => EndReason::Time,
+            reason = moved => reason,
+        }
+    })
+}
+
+/// Watch of a client.
+pub(crate) enum WatchOf {
+    /// Of objects.
+    Objects(Watch),
+    /// Of the policies of its pods.
+    Policies(PolicyWatch),
+}
+
+impl WatchOf {
+    /// True while it holds the objects that come first.
+    pub(crate) fn holds_objects(&self) -> bool {
+        match self {
+            Self::Objects(watch) => watch.holds_objects(),
+            // They are written when they are sent.
+            Self::Policies(_) => false,
+        }
+    }
+
+    fn poll_next(&mut self, waker: &Waker) -> Poll<Option<Bytes>> {
+        match self {
+            Self::Objects(watch) => watch.poll_next(waker),
+            Self::Policies(watch) => watch.poll_next(waker),
+        }
+    }
+
+    fn can_end(&self) -> bool {
+        match self {
+            Self::Objects(watch) => watch.can_end(),
+            Self::Policies(_) => true,
+        }
+    }
+
+    fn end(&mut self) -> Option<Bytes> {
+        match self {
+            Self::Objects(watch) => watch.end(),
+            Self::Policies(watch) => watch.end(),
+        }
+    }
+
+    fn expire(&mut self) -> Option<Bytes> {
+        match self {
+            Self::Objects(watch) => watch.expire(),
+            Self::Policies(watch) => watch.expire(),
+        }
+    }
+}
 
 /// Body of a response.
 pub(crate) enum ResponseBody {
@@ -36,7 +107,7 @@ pub(crate) enum ResponseBody {
 
 /// Watch, and the time at which it ends.
 pub(crate) struct WatchBody {
-    watch: Watch,
+    watch: WatchOf,
     end: End,
     /// The watch ends as soon as its client can go on with another one.
     is_due: bool,
@@ -54,7 +125,7 @@ impl ResponseBody {
 }
 
 impl WatchBody {
-    pub(crate) fn new(watch: Watch, end: End, metrics: Arc<Metrics>, guard: ResponseGuard) -> Self {
+    pub(crate) fn new(watch: WatchOf, end: End, metrics: Arc<Metrics>, guard: ResponseGuard) -> Self {
         Self { watch, end, is_due: false, has_ended: false, metrics, guard }
     }
 

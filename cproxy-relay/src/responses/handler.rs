@@ -5,11 +5,10 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
-    time::Duration,
 };
 
 use bytes::Bytes;
-use cproxy_relay_auth::{ClientView, Identity, Refusal, Source, identify};
+use cproxy_relay_auth::{ClientView, Identity, PolicyClient, Refusal, Source, identify};
 use cproxy_relay_core::{
     Filter, Format, Kind, List, ListParameters, Meta, ObjectRequest, Operation, Status, Target, VersionWish,
     Visibility, Watch, WatchOptions, WatchParameters, WatchStart, discovery, envelope, object_json, parse,
@@ -20,30 +19,21 @@ use http::{
         ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER, VARY,
     },
 };
-use tokio::time::sleep;
 
 use crate::{
     cache::not_synced,
-    clients::{
-        connection::{Connection, EndReason},
-        slots::NoSlot,
-    },
-    jitter::jitter,
+    clients::{connection::Connection, slots::NoSlot},
+    policies::PolicyService,
     relay::{Relay, ReviewClient},
     responses::{
-        body::{ResponseBody, WatchBody},
+        body::{ResponseBody, WatchBody, WatchOf, watch_end},
         lists::{Compression, Key},
+        policy_objects::{PolicyExchange, object_not_found},
     },
 };
 
 /// Header with the token of a client's view, if it does not see everything.
 const VIEW: HeaderName = HeaderName::from_static("cproxy-view");
-
-/// Time after which a watch ends whose client sets none: this and up to as much again, as at the API server.
-const WATCH_TIME: Duration = Duration::from_secs(1800);
-
-/// Longest time of a watch.
-const WATCH_TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/vnd.kubernetes.protobuf");
@@ -62,6 +52,9 @@ impl Visibility for VisibleTo {
 /// Objects or events that may be looked at for a selector for the cost of a small request.
 const SELECTED_OBJECTS: usize = 500;
 
+/// Cost of a request for the policies of a node's pods, or of a pod by its UID: all pods are looked at.
+const MANY_PODS_COST: u32 = 10;
+
 /// Bytes of an object for the cost of a small request.
 const OBJECT_BYTES: usize = 32 << 10;
 
@@ -74,7 +67,8 @@ pub(crate) async fn respond<B>(
     let (head, _) = request.into_parts();
     let accept = head.headers.get(ACCEPT).and_then(|header| header.to_str().ok());
     let format = Format::accepted(accept.unwrap_or_default());
-    let (labels, response) = match parse(head.uri.path(), head.uri.query().unwrap_or_default(), false) {
+    let has_policies = relay.policies.is_some();
+    let (labels, response) = match parse(head.uri.path(), head.uri.query().unwrap_or_default(), has_policies) {
         Err(status) => {
             let status = if connection.admits_request(1) { status } else { too_many_requests() };
             (("other", verb(&head.method)), Err(status))
@@ -139,7 +133,8 @@ impl Exchange<'_> {
         }
         match target {
             Target::Discovery(path) => {
-                let document = discovery(&path, false).ok_or_else(cproxy_relay_core::not_found)?;
+                let document =
+                    discovery(&path, self.relay.policies.is_some()).ok_or_else(cproxy_relay_core::not_found)?;
                 Ok(json_response(document.to_string()))
             }
             Target::Version => Ok(json_response(self.relay.server_version())),
@@ -173,6 +168,9 @@ impl Exchange<'_> {
         let (identity, view) = self.authorize().await?;
         self.connection.accept_client();
         let Some(format) = self.format else { return Err(not_acceptable()) };
+        if let Some(service) = self.relay.policies.as_deref().filter(|_| request.kind.resource().is_none()) {
+            return self.policies(service, &identity, request, format).await;
+        }
         let token = view.token().map(str::to_owned);
         let visibility = token.is_some().then(|| Arc::new(VisibleTo(view)) as Arc<dyn Visibility>);
         let filter = Filter { visibility, namespace: request.namespace.clone(), ..Filter::default() };
@@ -185,6 +183,36 @@ impl Exchange<'_> {
             response.headers_mut().insert(VIEW, token);
         }
         tracing::debug!("{} {}: {}", identity.username, request.kind.plural(), response.status());
+        Ok(response)
+    }
+
+    /// Response about the policies of the client's pods.
+    async fn policies(
+        &self,
+        service: &PolicyService,
+        identity: &Identity,
+        request: ObjectRequest,
+        format: Format,
+    ) -> Result<Response<ResponseBody>, Status> {
+        let client = self.relay.views().policy(self.connection.peer().address(), identity);
+        let client = client.map_err(|refusal| self.refusal(&refusal))?;
+        let is_by_name = matches!(client, PolicyClient::Pod { .. });
+        if !is_by_name && !self.connection.admits_request(MANY_PODS_COST) {
+            return Err(too_many_requests());
+        }
+        let exchange = PolicyExchange::new(service, self.connection, client, format).await?;
+        let (kind, token) = (request.kind, exchange.token(request.kind));
+        let is_watch = matches!(request.operation, Operation::Watch(_));
+        let slices = self.relay.cache.collection(Kind::AddressSlices);
+        let mut response = response(format, exchange.respond(request, slices, &self.relay.metrics).await?);
+        let headers = response.headers_mut();
+        if is_watch && format == Format::Protobuf {
+            headers.insert(CONTENT_TYPE, PROTOBUF_STREAM);
+        }
+        if let Ok(token) = HeaderValue::try_from(token) {
+            headers.insert(VIEW, token);
+        }
+        tracing::debug!("{} {}: {}", identity.username, kind.plural(), response.status());
         Ok(response)
     }
 
@@ -324,21 +352,11 @@ impl Exchange<'_> {
         };
         filter.selector = parameters.selector;
         let options = WatchOptions { filter, wants_bookmarks: parameters.wants_bookmarks };
-        let time = match parameters.timeout_seconds {
-            Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(WATCH_TIME_MAX),
-            _ => WATCH_TIME + jitter(WATCH_TIME),
-        };
-        let moved = self.connection.moved();
-        let end = Box::pin(async move {
-            tokio::select! {
-                () = sleep(time) => EndReason::Time,
-                reason = moved => reason,
-            }
-        });
+        let end = watch_end(self.connection, parameters.timeout_seconds);
         let watch = Watch::new(collection, options, format, start);
         // The objects that come first have to be read in time, like a list.
         let guard = if watch.holds_objects() { self.connection.begin_list() } else { self.connection.begin() };
-        let body = WatchBody::new(watch, end, self.relay.metrics.clone(), guard);
+        let body = WatchBody::new(WatchOf::Objects(watch), end, self.relay.metrics.clone(), guard);
         let mut response = response(format, ResponseBody::Watch(Box::new(body)));
         if format == Format::Protobuf {
             response.headers_mut().insert(CONTENT_TYPE, PROTOBUF_STREAM);
@@ -427,17 +445,6 @@ fn not_acceptable() -> Status {
     Status::new(406, "NotAcceptable", message)
 }
 
-fn object_not_found(kind: Kind, name: &str) -> Status {
-    let resource = match kind.group() {
-        "" => kind.plural().to_owned(),
-        group => format!("{}.{group}", kind.plural()),
-    };
-    Status {
-        object: Some(Box::new((name.to_owned(), kind.group(), kind.plural()))),
-        ..Status::new(404, "NotFound", format!("{resource} {name:?} not found"))
-    }
-}
-
 fn unreadable(kind: Kind, name: &str) -> Status {
     let message = format!("the API server's {} {name:?} ({}) is broken protobuf", kind.singular(), kind.api_version());
     Status::new(500, "InternalError", message)
@@ -445,6 +452,8 @@ fn unreadable(kind: Kind, name: &str) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use cproxy_relay_auth::{Peer, PeerAddress, Views};
     use cproxy_relay_core::{Object, Update};
 
@@ -466,7 +475,7 @@ mod tests {
         for update in listed.into_iter().chain(applied) {
             cache.apply(Kind::Services, update);
         }
-        Arc::new(Relay::new(cache, None, Views::everything(), 10, Duration::ZERO))
+        Arc::new(Relay::new(cache, None, None, Views::everything(), 10, Duration::ZERO))
     }
 
     /// Number of the same requests that a new connection may send at once.

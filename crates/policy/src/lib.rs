@@ -29,5 +29,5 @@ pub use model::{
 };
 pub use pod_policy::{PodPeers, PodPolicy, PodPorts, PodRule};
 pub use read::Read;
-pub use resolver::{Changes, Event, POD_ADDRESSES_MAX, POD_SETS_MAX, Resolver};
+pub use resolver::{Changes, Event, POD_ADDRESSES_MAX, POD_SETS_MAX, PodIdentity, Resolver};
 pub use selector::{LabelSelector, LabelSelectorError};

@@ -56,6 +56,15 @@ pub enum Event {
     PolicyDeleted(ObjectName),
 }
 
+/// Identity of a pod among those with its name, and its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodIdentity {
+    /// Identity of the object.
+    pub uid: Box<str>,
+    /// Name of the pod's node; empty before it is scheduled.
+    pub node_name: Box<str>,
+}
+
 /// Names whose objects an event has changed: each is there with another content, or is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
@@ -102,6 +111,41 @@ impl Resolver {
     /// Names of all pods, sorted.
     pub fn pods(&self) -> impl Iterator<Item = &ObjectName> {
         self.pods.names()
+    }
+
+    /// Identity of a pod, if the pod is there.
+    #[must_use]
+    pub fn pod_identity(&self, name: &ObjectName) -> Option<PodIdentity> {
+        let pod = self.pods.find(name)?;
+        Some(PodIdentity { uid: pod.uid.text(), node_name: pod.node.name.clone() })
+    }
+
+    /// Names of the pods of a node, sorted. Looks at all pods.
+    pub fn pods_of_node(&self, node_name: &str) -> impl Iterator<Item = &ObjectName> {
+        self.pods.rows().filter(move |pod| *pod.node.name == *node_name).map(|pod| &pod.name)
+    }
+
+    /// Name of the pod with an identity. Looks at all pods.
+    #[must_use]
+    pub fn find_pod(&self, uid: &str) -> Option<&ObjectName> {
+        let uid = Uid::new(uid.into());
+        self.pods.rows().find(|pod| pod.uid == uid).map(|pod| &pod.name)
+    }
+
+    /// Names of all namespaces that are known, sorted.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Text> {
+        self.namespaces.iter().filter(|(_, row)| row.labels.is_some()).map(|(name, _)| name)
+    }
+
+    /// Names of all policies, sorted.
+    pub fn policies(&self) -> impl Iterator<Item = &ObjectName> {
+        self.policies.names()
+    }
+
+    /// Number of all sets.
+    #[must_use]
+    pub fn set_count(&self) -> usize {
+        self.sets.iter().count()
     }
 
     /// Names of all slices, sorted.

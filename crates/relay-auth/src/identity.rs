@@ -18,8 +18,10 @@ pub struct Identity {
     pub node_name: Option<String>,
     /// Namespace of a ServiceAccount.
     pub namespace: Option<String>,
-    /// Pod that the credentials are bound to, for logs.
+    /// Pod that the credentials are bound to.
     pub pod_name: Option<String>,
+    /// Identity of that pod.
+    pub pod_uid: Option<String>,
     /// Origin of the identity.
     pub source: Source,
 }
@@ -46,7 +48,7 @@ impl Identity {
     /// Identity of credentials; `None` if its names are too long to be kept.
     pub(crate) fn new(username: String, groups: Vec<String>, source: Source) -> Option<Self> {
         let (namespace, node_name) = (service_account_namespace(&username), node_name(&username, &groups));
-        let identity = Self { namespace, node_name, pod_name: None, username, groups, source };
+        let identity = Self { namespace, node_name, pod_name: None, pod_uid: None, username, groups, source };
         (identity.size_bytes() <= NAMES_BYTES_MAX).then_some(identity)
     }
 
@@ -77,13 +79,13 @@ impl Identity {
     }
 
     fn without_bindings(username: String, groups: Vec<String>, source: Source) -> Self {
-        Self { username, groups, node_name: None, namespace: None, pod_name: None, source }
+        Self { username, groups, node_name: None, namespace: None, pod_name: None, pod_uid: None, source }
     }
 
     /// Memory that it takes, about.
     pub(crate) fn size_bytes(&self) -> usize {
         let groups: usize = self.groups.iter().map(|group| group.len() + size_of::<String>()).sum();
-        let names = [&self.node_name, &self.namespace, &self.pod_name];
+        let names = [&self.node_name, &self.namespace, &self.pod_name, &self.pod_uid];
         let names: usize = names.into_iter().flatten().map(String::len).sum();
         size_of::<Self>() + self.username.len() + groups + names
     }

@@ -25,5 +25,5 @@ pub use self::{
     refusal::{Reason, Refusal, RefusalCounters},
     review::{Review, ReviewError, parse_review, review_body},
     reviewer::{ReviewCounts, ReviewSettings, ReviewTransport, TokenReviewer},
-    views::{ClientView, Pattern, PatternError, Views, ViewsError},
+    views::{ClientView, Pattern, PatternError, PolicyClient, Views, ViewsError},
 };

@@ -24,6 +24,10 @@ pub enum Reason {
     NoView,
     /// The view shows the client's own namespace, and the client has none.
     NoNamespace,
+    /// The view gives the client its own pod's network policy, or its node's, and the client has none.
+    NoPod,
+    /// The view gives the client no network policy.
+    NoPolicy,
     /// Too many unknown tokens from where the client is.
     TooManyTokens,
     /// Too many tokens wait for a review.
@@ -34,13 +38,15 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, so that a counter of each exists from the start.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::NoCredentials,
         Self::Certificate,
         Self::MalformedToken,
         Self::TokenRefused,
         Self::NoView,
         Self::NoNamespace,
+        Self::NoPod,
+        Self::NoPolicy,
         Self::TooManyTokens,
         Self::TooManyReviews,
         Self::ReviewsUnavailable,
@@ -56,6 +62,8 @@ impl Reason {
             Self::TokenRefused => "token_refused",
             Self::NoView => "no_view",
             Self::NoNamespace => "no_namespace",
+            Self::NoPod => "no_pod",
+            Self::NoPolicy => "no_policy",
             Self::TooManyTokens => "too_many_tokens",
             Self::TooManyReviews => "too_many_reviews",
             Self::ReviewsUnavailable => "reviews_unavailable",
@@ -67,7 +75,7 @@ impl Reason {
     pub fn status(self) -> u16 {
         match self {
             Self::NoCredentials | Self::Certificate | Self::MalformedToken | Self::TokenRefused => 401,
-            Self::NoView | Self::NoNamespace => 403,
+            Self::NoView | Self::NoNamespace | Self::NoPod | Self::NoPolicy => 403,
             Self::TooManyTokens | Self::TooManyReviews => 429,
             Self::ReviewsUnavailable => 503,
         }
@@ -157,7 +165,7 @@ mod tests {
             counters.count(&Refusal::new(reason, "no"));
         }
         assert!(counters.iter().all(|(_, count)| count == 1));
-        assert_eq!(counters.iter().map(|(reason, _)| reason.label()).collect::<BTreeSet<_>>().len(), 9);
+        assert_eq!(counters.iter().map(|(reason, _)| reason.label()).collect::<BTreeSet<_>>().len(), 11);
     }
 
     #[test]

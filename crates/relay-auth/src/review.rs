@@ -88,6 +88,8 @@ struct Extra {
     node_name: Vec<String>,
     #[serde(rename = "authentication.kubernetes.io/pod-name")]
     pod_name: Vec<String>,
+    #[serde(rename = "authentication.kubernetes.io/pod-uid")]
+    pod_uid: Vec<String>,
 }
 
 /// Body of the request for a review, as JSON. Without audiences, the token must be for the API server.
@@ -129,9 +131,10 @@ fn answer(status: Status, audiences: &[String]) -> Review {
     let Some(mut identity) = Identity::new(username, groups.unwrap_or_default(), Source::Token) else {
         return Review::Refused("the names of its user and groups have more than 64 KiB".to_owned());
     };
-    let Extra { node_name, pod_name } = extra.unwrap_or_default();
+    let Extra { node_name, pod_name, pod_uid } = extra.unwrap_or_default();
     identity.node_name = node_name.into_iter().next().filter(|name| is_short(name)).or(identity.node_name);
     identity.pod_name = pod_name.into_iter().next().filter(|name| is_short(name));
+    identity.pod_uid = pod_uid.into_iter().next().filter(|uid| is_short(uid));
     Review::Authenticated(identity)
 }
 

@@ -4,6 +4,7 @@ mod file;
 mod interned;
 pub(crate) mod names;
 mod pattern;
+mod policy;
 mod view;
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 pub use self::{
     file::ViewsError,
     pattern::{Pattern, PatternError},
+    policy::PolicyClient,
     view::ClientView,
 };
 use self::{

@@ -51,7 +51,9 @@ impl Filter {
         self.has_meta(object.kind, &object.meta)
     }
 
-    pub(crate) fn has_meta(&self, kind: Kind, meta: &Meta) -> bool {
+    /// True if it has an object with these names and fields.
+    #[must_use]
+    pub fn has_meta(&self, kind: Kind, meta: &Meta) -> bool {
         self.namespace.as_deref().is_none_or(|namespace| namespace == &*meta.namespace)
             && self.selector.matches(meta)
             && self.visibility.as_ref().is_none_or(|visibility| visibility.allows(kind, meta))

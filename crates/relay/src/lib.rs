@@ -14,6 +14,7 @@ mod kind;
 mod list;
 mod object;
 mod objects;
+mod policies;
 mod query;
 mod selector;
 mod watch;
@@ -27,6 +28,10 @@ pub use json::object_json;
 pub use kind::{KINDS, Kind, POLICY_KINDS, served_kinds};
 pub use list::List;
 pub use object::{Meta, Object, ObjectError, Relayed, Upstream, parse_version};
+pub use policies::{
+    Interest, InterestWatch, Policies, PolicyChange, PolicyInput, PolicyKind, PolicyObject, PolicyScope, PolicyStart,
+    PolicySummary, PolicyUpdate, PolicyWatch, policy_deletion, policy_object_name,
+};
 pub use query::{
     ListParameters, ObjectRequest, Operation, Target, VersionWish, WatchParameters, not_found, parse,
     upstream_selectors,

@@ -198,6 +198,6 @@ fn let_others_go_first(waker: &Waker) -> Poll<Option<Bytes>> {
 }
 
 /// Error of a watch whose version the history no longer has (apiserver/pkg/storage/cacher/watch_cache.go 1.36).
-fn expired(version: u64) -> Status {
+pub(crate) fn expired(version: u64) -> Status {
     Status::new(410, "Expired", format!("too old resource version: {version}"))
 }

@@ -71,6 +71,11 @@ impl Pods {
         self.by_name.keys()
     }
 
+    /// All pods, sorted by name.
+    pub(super) fn rows(&self) -> impl Iterator<Item = &PodRow> {
+        self.by_name.values().filter_map(|&id| self.rows.get(id))
+    }
+
     #[cfg(test)]
     pub(super) fn node_count(&self) -> usize {
         self.nodes.len()

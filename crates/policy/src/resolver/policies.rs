@@ -65,6 +65,11 @@ impl Policies {
         self.by_name.get(name).copied()
     }
 
+    /// Names, sorted.
+    pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
+        self.by_name.keys()
+    }
+
     pub(super) fn get(&self, id: u32) -> Option<&PolicyRow> {
         self.rows.get(id)
     }

@@ -16,6 +16,7 @@ use serde::{
 use super::{
     names::{is_label, is_subdomain},
     pattern::{CidRange, PathPattern, Pattern},
+    policy::PolicyOf,
     view::Namespaces,
 };
 use crate::{Identity, PeerAddress, Source, review::short};
@@ -78,6 +79,8 @@ pub(super) struct Entry {
     pub(super) shows_own_namespace: bool,
     /// The only Node that is shown; `None`: the one that the identity names.
     pub(super) node: Option<String>,
+    /// Pods whose network policies the client gets.
+    pub(super) policy: PolicyOf,
 }
 
 #[derive(Deserialize)]
@@ -88,6 +91,8 @@ struct EntryFields {
     clients: Clients,
     namespaces: NamespacesField,
     node: Option<NodeName>,
+    #[serde(default)]
+    policy: PolicyOf,
 }
 
 /// Clients that a view is for: those that match any of the patterns.
@@ -194,12 +199,12 @@ fn always_shown(dns: Option<Vec<NamedService>>) -> Result<BTreeSet<ServiceName>,
 impl TryFrom<EntryFields> for Entry {
     type Error = String;
 
-    fn try_from(EntryFields { name, clients, namespaces, node }: EntryFields) -> Result<Self, String> {
+    fn try_from(EntryFields { name, clients, namespaces, node, policy }: EntryFields) -> Result<Self, String> {
         if name.is_empty() {
             return Err("the view's name is empty; log messages need one".to_owned());
         }
         let NamespacesField { namespaces, has_own } = namespaces;
-        Ok(Self { name, clients, namespaces, shows_own_namespace: has_own, node: node.map(|node| node.0) })
+        Ok(Self { name, clients, namespaces, shows_own_namespace: has_own, node: node.map(|node| node.0), policy })
     }
 }
 

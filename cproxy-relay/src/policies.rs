@@ -1,0 +1,275 @@
+//! Network policies: from the API server, or another relay, to the policies of pods that clients ask for.
+
+use std::{
+    future::pending,
+    marker::PhantomData,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant as StdInstant},
+};
+
+use cproxy_core::{Problem, api::Metadata, printable};
+use cproxy_policy::{api, served};
+use cproxy_relay_core::{
+    Policies, PolicyChange, PolicyKind, PolicyObject, PolicyUpdate, Status, parse_version, policy_deletion,
+    policy_object_name,
+};
+use cproxy_wire::{ApiClient, Decoded, FieldSelector, Selectors, Subscriber, Wanted, WatchEvent, follow_resource};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use crate::{
+    cache::{Cache, WAIT_MAX, too_large},
+    config::PolicySource,
+    jitter::process_number,
+};
+
+/// Time in which changes are gathered after a publication: what changes twice is sent once, and pods that come together
+/// are one event of a slice.
+const GATHERING: Duration = Duration::from_millis(50);
+
+/// As for other kinds: see [`crate::upstream`].
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// All objects.
+const ALL: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };
+
+/// Network policies as they are followed and published.
+pub(crate) struct PolicyService {
+    pub(crate) policies: Arc<Policies>,
+    source: PolicySource,
+    /// Notified when something is to be published.
+    changed: Notify,
+    /// Revision up to which all is known.
+    known: watch::Sender<Option<u64>>,
+    /// Changes when a client waits for a version.
+    wanted: watch::Sender<u64>,
+    pub(crate) counts: PolicyCounts,
+}
+
+/// Numbers of what has happened.
+#[derive(Debug, Default)]
+pub(crate) struct PolicyCounts {
+    /// Updates that were applied.
+    pub(crate) updates: AtomicU64,
+    /// Time for which they were applied.
+    pub(crate) resolve_ns: AtomicU64,
+    /// Policies of pods and slices that were published as changed.
+    pub(crate) published: AtomicU64,
+    /// Objects that could not be read.
+    pub(crate) unreadable: AtomicU64,
+    /// Mistakes in objects.
+    pub(crate) mistakes: AtomicU64,
+}
+
+impl PolicyService {
+    /// Policies of a source, whose slices are in the cache.
+    pub(crate) fn new(source: PolicySource, cache: &Cache) -> Self {
+        let slices = cache.collection(cproxy_relay_core::Kind::AddressSlices).clone();
+        let epoch = process_number();
+        let policies = match source {
+            PolicySource::Resolve => Policies::resolved(slices, epoch),
+            PolicySource::Follow => Policies::followed(slices, epoch),
+        };
+        Self {
+            policies: Arc::new(policies),
+            source,
+            changed: Notify::new(),
+            known: watch::Sender::new(None),
+            wanted: watch::Sender::new(0),
+            counts: PolicyCounts::default(),
+        }
+    }
+
+    /// Follows the source for ever.
+    pub(crate) async fn follow(self: &Arc<Self>, client: &ApiClient) {
+        match self.source {
+            PolicySource::Resolve => {
+                tokio::join!(
+                    self.follow_kind::<api::Pod>(client),
+                    self.follow_kind::<api::Namespace>(client),
+                    self.follow_kind::<api::NetworkPolicy>(client),
+                );
+            }
+            PolicySource::Follow => {
+                tokio::join!(
+                    self.follow_kind::<served::PodPolicy>(client),
+                    self.follow_kind::<served::AddressSlice>(client),
+                );
+            }
+        }
+    }
+
+    async fn follow_kind<K: PolicyKind>(self: &Arc<Self>, client: &ApiClient) {
+        let mut subscriber = PolicySubscriber::<K> {
+            service: self.clone(),
+            wanted: self.wanted.subscribe(),
+            last_bookmark: Instant::now(),
+            kind: PhantomData,
+        };
+        follow_resource(client, ALL, &mut subscriber).await;
+    }
+
+    /// Publishes changes for ever.
+    pub(crate) async fn publish(&self, cache: &Cache) {
+        loop {
+            self.changed.notified().await;
+            let count = self.policies.publish(StdInstant::now());
+            self.counts.published.fetch_add(count as u64, Ordering::Relaxed);
+            self.known.send_replace(self.policies.known_revision());
+            cache.bound_and_wake();
+            sleep(GATHERING).await;
+        }
+    }
+
+    /// Waits until all changes up to a version are published; 0: until the first lists are complete. The version may
+    /// be another replica's.
+    ///
+    /// # Errors
+    /// They are not, after some seconds.
+    pub(crate) async fn wait_for(&self, version: u64) -> Result<(), Status> {
+        let mut known = self.known.subscribe();
+        let revision = Policies::revision(version);
+        let is_there = |known: &Option<u64>| known.is_some_and(|known| known >= revision);
+        if is_there(&known.borrow()) || self.policies.has_published(version) {
+            return Ok(());
+        }
+        self.wanted.send_modify(|number| *number += 1);
+        if timeout(WAIT_MAX, known.wait_for(is_there)).await.is_ok_and(|waited| waited.is_ok()) {
+            return Ok(());
+        }
+        let now = *known.borrow();
+        Err(now.map_or_else(not_synced, |now| too_large(revision, now)))
+    }
+
+    /// Reason for which clients cannot be served yet.
+    pub(crate) fn pending(&self) -> Option<String> {
+        let inputs = match self.source {
+            PolicySource::Resolve => "pods, namespaces or networkpolicies",
+            PolicySource::Follow => "podpolicies or addressslices",
+        };
+        self.policies.summary().is_none().then(|| inputs.to_owned())
+    }
+
+    fn apply<K: PolicyKind>(&self, update: PolicyUpdate) {
+        let began = StdInstant::now();
+        self.policies.apply(K::INPUT, update);
+        let spent_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.counts.updates.fetch_add(1, Ordering::Relaxed);
+        self.counts.resolve_ns.fetch_add(spent_ns, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+}
+
+/// Error of a relay whose first lists are not complete.
+pub(crate) fn not_synced() -> Status {
+    let message = "the relay has not resolved the network policies yet";
+    Status { retry_after_seconds: 1, ..Status::new(503, "ServiceUnavailable", message) }
+}
+
+/// Subscriber that applies the objects of a kind to the policies.
+struct PolicySubscriber<K> {
+    service: Arc<PolicyService>,
+    wanted: watch::Receiver<u64>,
+    last_bookmark: Instant,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: PolicyKind> PolicySubscriber<K> {
+    fn update(&self, event: WatchEvent<PolicyObject<K>>) -> Result<Option<PolicyUpdate>, String> {
+        Ok(match event {
+            WatchEvent::ListStarted => Some(PolicyUpdate::ListStarted),
+            WatchEvent::Listed(object) => match self.read(&object) {
+                Some(change) => Some(PolicyUpdate::Listed(change)),
+                None => Some(PolicyUpdate::ListedUnreadable(policy_object_name(object.meta()))),
+            },
+            WatchEvent::ListDone(version) => Some(PolicyUpdate::ListDone(self.revision(&version)?)),
+            WatchEvent::Applied(object) => {
+                let revision = self.revision(&object.meta().resource_version)?;
+                Some(match self.read(&object) {
+                    Some(change) => PolicyUpdate::Applied(change, revision),
+                    None => PolicyUpdate::Known(revision),
+                })
+            }
+            WatchEvent::Deleted(object) => {
+                let revision = self.revision(&object.meta().resource_version)?;
+                Some(PolicyUpdate::Applied(policy_deletion::<K>(object.meta()), revision))
+            }
+            WatchEvent::Bookmark(version) => Some(PolicyUpdate::Known(self.revision(&version)?)),
+            WatchEvent::Accepted(_) | WatchEvent::Compared(_) | WatchEvent::Unavailable | WatchEvent::Failed(_) => None,
+        })
+    }
+
+    /// Revision of the API server that a version is about.
+    fn revision(&self, version: &str) -> Result<u64, String> {
+        let version = parse_version(version).map_err(|error| error.to_string())?;
+        Ok(match self.service.source {
+            PolicySource::Resolve => version,
+            PolicySource::Follow => Policies::revision(version),
+        })
+    }
+
+    /// The object as a change; `None` if it cannot be read: its last state stays.
+    fn read(&self, decoded: &Decoded<PolicyObject<K>>) -> Option<PolicyChange> {
+        let error = match decoded {
+            Decoded::Object(object) => match object.change() {
+                Ok((change, problems)) => {
+                    self.report(&problems);
+                    return Some(change);
+                }
+                Err(error) => error,
+            },
+            Decoded::Unreadable(_, error) => error.clone(),
+        };
+        let Metadata { namespace, name, .. } = decoded.meta();
+        self.service.counts.unreadable.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(
+            "{} {}/{}: {error}; its last state stays, and without one it is as if it were not there",
+            K::KIND,
+            printable(namespace),
+            printable(name)
+        );
+        None
+    }
+
+    fn report(&self, problems: &[Problem]) {
+        self.service.counts.mistakes.fetch_add(problems.len() as u64, Ordering::Relaxed);
+        for problem in problems {
+            // Pods are many, and their mistakes their owners'.
+            if K::INPUT == cproxy_relay_core::PolicyInput::NetworkPolicies {
+                tracing::warn!("{problem}");
+            } else {
+                tracing::debug!("{problem}");
+            }
+        }
+    }
+}
+
+impl<K: PolicyKind> Subscriber<PolicyObject<K>> for PolicySubscriber<K> {
+    const SPREADS_LISTS: bool = false;
+    const LISTS_AFTER_FAILURE: bool = true;
+
+    async fn publish(&mut self, event: WatchEvent<PolicyObject<K>>) {
+        match self.update(event) {
+            Ok(Some(update)) => self.service.apply::<K>(update),
+            Ok(None) => {}
+            Err(error) => tracing::error!("{}: {error}; the relay needs versions that are numbers", K::PLURAL),
+        }
+    }
+
+    async fn wanted(&mut self, is_watch: bool) -> Wanted {
+        if !is_watch {
+            pending::<()>().await;
+        }
+        sleep_until(self.last_bookmark + BOOKMARK_INTERVAL).await;
+        if self.wanted.changed().await.is_err() {
+            pending::<()>().await;
+        }
+        self.last_bookmark = Instant::now();
+        Wanted::Bookmark
+    }
+}
