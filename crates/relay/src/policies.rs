@@ -271,7 +271,7 @@ impl State {
         let before = pod.as_ref().and_then(|name| self.source.identity(name));
         let Changes { pods, slices } = self.source.apply(change);
         if let (Some(name), Some(before)) = (pod, before)
-            && self.source.identity(&name).is_none_or(|now| now.uid != before.uid)
+            && self.source.identity(&name).as_ref() != Some(&before)
         {
             self.gone.entry(name).or_insert(before);
         }

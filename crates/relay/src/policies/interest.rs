@@ -49,6 +49,11 @@ impl InterestWatch {
         let slot = policies.state().watchers.add(Some(vec![scope.topic()]));
         Self { policies, scope, interest, slot, has_compared: false }
     }
+
+    #[cfg(test)]
+    pub(super) fn interest(&self) -> &Interest {
+        &self.interest
+    }
 }
 
 impl Future for InterestWatch {
