@@ -56,7 +56,7 @@ pub(crate) struct PolicyService {
 pub(crate) struct PolicyCounts {
     /// Updates that were applied.
     pub(crate) updates: AtomicU64,
-    /// Time for which they were applied.
+    /// Time in which they were applied and published.
     pub(crate) resolve_ns: AtomicU64,
     /// Policies of pods and slices that were published as changed.
     pub(crate) published: AtomicU64,
@@ -118,8 +118,13 @@ impl PolicyService {
     pub(crate) async fn publish(&self, cache: &Cache) {
         loop {
             self.changed.notified().await;
-            let count = self.policies.publish(StdInstant::now());
-            self.counts.published.fetch_add(count as u64, Ordering::Relaxed);
+            let began = StdInstant::now();
+            let (updates, published) = self.policies.publish(began);
+            let spent_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let PolicyCounts { resolve_ns, updates: all, published: changed, .. } = &self.counts;
+            for (count, number) in [(resolve_ns, spent_ns), (all, updates as u64), (changed, published as u64)] {
+                count.fetch_add(number, Ordering::Relaxed);
+            }
             self.known.send_replace(self.policies.known_revision());
             cache.bound_and_wake();
             sleep(GATHERING).await;
@@ -156,11 +161,7 @@ impl PolicyService {
     }
 
     fn apply<K: PolicyKind>(&self, update: PolicyUpdate) {
-        let began = StdInstant::now();
-        self.policies.apply(K::INPUT, update);
-        let spent_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.counts.updates.fetch_add(1, Ordering::Relaxed);
-        self.counts.resolve_ns.fetch_add(spent_ns, Ordering::Relaxed);
+        self.policies.add(K::INPUT, update);
         self.changed.notify_one();
     }
 }

@@ -28,7 +28,6 @@ pub const KINDS: [Kind; 3] = [Kind::Services, Kind::EndpointSlices, Kind::Nodes]
 pub const POLICY_KINDS: [Kind; 2] = [Kind::PodPolicies, Kind::AddressSlices];
 
 /// Kinds that the relay serves.
-#[must_use]
 pub fn served_kinds(has_policies: bool) -> impl Iterator<Item = Kind> {
     KINDS.into_iter().chain(POLICY_KINDS.into_iter().filter(move |_| has_policies))
 }

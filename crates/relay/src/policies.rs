@@ -51,6 +51,8 @@ const NOTICES_MAX: usize = 1 << 16;
 /// Policies of pods, and the collection of slices that they name.
 pub struct Policies {
     slices: Arc<Collection>,
+    /// Updates since the last publication. What clients see is what was published, so that each version stands for it.
+    updates: Mutex<Vec<(PolicyInput, PolicyUpdate)>>,
     state: Mutex<State>,
 }
 
@@ -60,7 +62,7 @@ struct State {
     versions: Versions,
     /// Changes since the last publication.
     pending: Changes,
-    /// Pods that have gone since then, or whose names have passed to others.
+    /// Pods that were there then, and have gone.
     gone: BTreeMap<ObjectName, PodIdentity>,
     /// A source has confirmed what is known since then.
     is_confirmed: bool,
@@ -126,7 +128,7 @@ impl Policies {
             confirmations: 0,
             watchers: Watchers::default(),
         };
-        Self { slices, state: Mutex::new(state) }
+        Self { slices, updates: Mutex::default(), state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -139,14 +141,19 @@ impl Policies {
         self.state().source.inputs()
     }
 
-    /// Applies an update of a source. Clients learn of it by [`Self::publish`].
-    pub fn apply(&self, input: PolicyInput, update: PolicyUpdate) {
-        self.state().apply(input, update);
+    /// Takes an update of a source. [`Self::publish`] applies it.
+    pub fn add(&self, input: PolicyInput, update: PolicyUpdate) {
+        self.updates.lock().unwrap_or_else(PoisonError::into_inner).push((input, update));
     }
 
-    /// Publishes what has changed, once the first lists are complete. Returns the number of changed objects.
-    pub fn publish(&self, now: Instant) -> usize {
-        self.state().publish(&self.slices, now)
+    /// Applies the updates so far, and publishes what has changed once the first lists are complete. Returns the number
+    /// of updates and of changed objects.
+    pub fn publish(&self, now: Instant) -> (usize, usize) {
+        let updates = std::mem::take(&mut *self.updates.lock().unwrap_or_else(PoisonError::into_inner));
+        let count = updates.len();
+        let mut state = self.state();
+        updates.into_iter().for_each(|(input, update)| state.apply(input, update));
+        (count, state.publish(&self.slices, now))
     }
 
     /// Wakes the clients that the publications since the last call concern.

@@ -153,26 +153,25 @@ impl PolicyWatch {
     /// Events of the pods that notices from a position on are about: each in its present state.
     fn events(&self, state: &State, position: u64) -> Bytes {
         let skipped = usize::try_from(position - state.first_sequence).unwrap_or(usize::MAX);
-        let mut changed: BTreeMap<&ObjectName, Option<&PodIdentity>> = BTreeMap::new();
+        let mut changed: BTreeMap<&ObjectName, Vec<&PodIdentity>> = BTreeMap::new();
         let is_concerned = |notice: &&Notice| match &self.scope {
             PolicyScope::Pod { name, .. } => notice.name == *name,
             PolicyScope::Node(_) => true,
         };
         for notice in state.notices.iter().skip(skipped).filter(is_concerned) {
-            let gone = changed.entry(&notice.name).or_default();
-            *gone = gone.or(notice.gone.as_ref());
+            changed.entry(&notice.name).or_default().extend(&notice.gone);
         }
-        let event = |(name, gone): (&ObjectName, Option<&PodIdentity>)| {
+        let event = |(name, gone): (&ObjectName, Vec<&PodIdentity>)| {
             let meta = Meta { namespace: (*name.namespace).into(), name: (*name.name).into(), ..Meta::default() };
             if !self.filter.has_meta(Kind::PodPolicies, &meta) {
                 return None;
             }
             if let Some(object) = state.object(&self.scope, name) {
                 // Whether the client has it is not known; both types say the same to it.
-                let change = if gone.is_some() { Change::Added } else { Change::Modified };
+                let change = if gone.is_empty() { Change::Modified } else { Change::Added };
                 return Some(encode(change, &object, self.format));
             }
-            let gone = gone.filter(|gone| self.scope.shows(name, gone))?;
+            let gone = gone.into_iter().find(|gone| self.scope.shows(name, gone))?;
             let mut policy = served::PodPolicy {
                 metadata: Metadata {
                     name: (*name.name).to_owned(),
