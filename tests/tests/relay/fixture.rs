@@ -190,9 +190,12 @@ fn collection(object: &Value) -> String {
     match object["kind"].as_str().unwrap() {
         "Service" => format!("/api/v1/namespaces/{namespace}/services"),
         "EndpointSlice" => format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"),
+        "Pod" => format!("/api/v1/namespaces/{namespace}/pods"),
+        "NetworkPolicy" => format!("/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"),
         "Node" => "/api/v1/nodes".to_owned(),
         "Namespace" => "/api/v1/namespaces".to_owned(),
         "ServiceAccount" => format!("/api/v1/namespaces/{namespace}/serviceaccounts"),
+        "ClusterRole" => "/apis/rbac.authorization.k8s.io/v1/clusterroles".to_owned(),
         "ClusterRoleBinding" => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings".to_owned(),
         other => panic!("no test creates a {other}"),
     }

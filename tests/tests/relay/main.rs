@@ -20,6 +20,7 @@ mod clients;
 mod guest_sockets;
 mod long;
 mod operation;
+mod policies;
 mod protocol;
 mod sharing;
 mod skew;
