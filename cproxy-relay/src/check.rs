@@ -4,13 +4,14 @@ use anyhow::{Result, bail};
 use bytes::Bytes;
 use clap::ValueEnum;
 use cproxy_network::SocketSetup;
+use cproxy_policy::served;
 use cproxy_relay_core::KINDS;
 use cproxy_wire::{AccessReview, ApiClient, ApiServer, Right, Transport};
 use http::{Request, StatusCode, header::ACCEPT};
 use serde_json::{Value, json};
 
 use crate::{
-    config::{Authentication, Config},
+    config::{Authentication, Config, PolicySource},
     listen::{
         address::ListenAddress,
         guest_sockets::{Found, GuestSockets},
@@ -96,31 +97,51 @@ async fn requirements(config: &Config) -> Vec<Requirement> {
     match upstream::configuration(&server).await {
         Ok(configuration) => {
             let client = ApiClient::new(server, configuration, SocketSetup::new(|_| Ok(())));
-            all.extend(of_api_server(&client, config.authentication).await);
+            all.extend(of_api_server(&client, config).await);
         }
         Err(error) => add("api_server", Err(error.to_string())),
     }
     all
 }
 
-async fn of_api_server(client: &ApiClient, authentication: Authentication) -> Vec<Requirement> {
+/// Group and resource of the kinds from which policies are resolved.
+const FOLLOWED_FOR_POLICIES: [(&str, &str); 3] =
+    [("", "pods"), ("", "namespaces"), ("networking.k8s.io", "networkpolicies")];
+
+async fn of_api_server(client: &ApiClient, config: &Config) -> Vec<Requirement> {
     let version = version(client).await;
     let is_reached = version.is_ok();
     let mut all = vec![Requirement { name: "api_server".to_owned(), result: version }];
     if !is_reached {
         return all;
     }
-    for kind in KINDS {
+    if config.policies == Some(PolicySource::Follow) {
+        // Rights at another relay are its views', which it says when it is asked for objects.
+        all.push(Requirement { name: "followed_relay".to_owned(), result: serves_policies(client).await });
+        return all;
+    }
+    let of_policies = config.policies.map_or(&[][..], |_| &FOLLOWED_FOR_POLICIES);
+    let followed = KINDS.map(|kind| (kind.group(), kind.plural()));
+    for &(group, plural) in followed.iter().chain(of_policies) {
         for verb in ["list", "watch"] {
-            let result = is_allowed(client, Right::new(verb, kind.group(), kind.plural())).await;
-            all.push(Requirement { name: format!("{verb}_{}", kind.plural()), result });
+            let result = is_allowed(client, Right::new(verb, group, plural)).await;
+            all.push(Requirement { name: format!("{verb}_{plural}"), result });
         }
     }
-    if authentication == Authentication::TokenReview {
+    if config.authentication == Authentication::TokenReview {
         let result = is_allowed(client, Right::new("create", "authentication.k8s.io", "tokenreviews")).await;
         all.push(Requirement { name: "create_tokenreviews".to_owned(), result });
     }
     all
+}
+
+/// Whether the server is a relay that serves policies.
+async fn serves_policies(client: &ApiClient) -> Result<String, String> {
+    let path = format!("/apis/{}", served::API_VERSION);
+    match get(client, &path).await {
+        Ok(_) => Ok("a relay that serves network policies".to_owned()),
+        Err(error) => Err(format!("{path}: {error}; --policies=follow needs a relay with --policies")),
+    }
 }
 
 async fn version(client: &ApiClient) -> Result<String, String> {

@@ -14,9 +14,14 @@ use cproxy_daemon::{
     MetricsFormat, log_lines_left_out,
 };
 use cproxy_relay_auth::{RefusalCounters, ReviewCounts};
-use cproxy_relay_core::KINDS;
+use cproxy_relay_core::{KINDS, Kind};
 
-use crate::{cache::Cache, responses::lists::CompressedLists};
+use crate::{
+    cache::Cache,
+    config::PolicySource,
+    policies::{PolicyCounts, PolicyService},
+    responses::lists::CompressedLists,
+};
 
 /// Number that grows, or grows and shrinks.
 #[derive(Debug, Default)]
@@ -69,6 +74,7 @@ impl Metrics {
         lists: &CompressedLists,
         unread: (usize, u64),
         reviews: Option<ReviewCounts>,
+        policies: Option<&PolicyService>,
     ) -> String {
         let mut text = Text(Exposition::new(format));
         text.connections(self, unread);
@@ -85,6 +91,9 @@ impl Metrics {
             text.reviews(&reviews);
         }
         text.kinds(cache);
+        if let Some(policies) = policies {
+            text.policies(policies, cache);
+        }
         text.0.finish()
     }
 }
@@ -92,14 +101,15 @@ impl Metrics {
 /// A text with every metric of the relay, for the manual.
 #[must_use]
 pub fn every_metric() -> String {
-    let metrics = Metrics::default();
+    let (metrics, cache) = (Metrics::default(), Cache::new(0));
     metrics.count_request(("services", "list", 200));
     metrics.text(
         MetricsFormat::Text,
-        &Cache::new(0),
+        &cache,
         &CompressedLists::default(),
         (0, 0),
         Some(ReviewCounts::default()),
+        Some(&PolicyService::new(PolicySource::Resolve, &cache)),
     )
 }
 
@@ -239,6 +249,39 @@ impl Text {
                 self.line("upstream_silent_seconds", &[("resource", kind.plural())], format_args!("{seconds:.3}"));
             }
         }
+    }
+}
+
+impl Text {
+    fn policies(&mut self, service: &PolicyService, cache: &Cache) {
+        let summary = service.policies.summary();
+        let of = summary.unwrap_or_default();
+        let slices = cache.summary(Kind::AddressSlices).map_or(0, |summary| summary.objects);
+        let gauges = [
+            ("policy_synced", "1 once the policies of pods are complete", u64::from(summary.is_some())),
+            ("policy_pods", "Pods whose policies are known", of.pods as u64),
+            ("policy_sets", "Address sets that policies name", of.sets as u64),
+            ("policy_slices", "Slices of address sets", slices as u64),
+            ("policy_oversized_rules", "Rules whose address sets exceed the bounds of one pod", of.oversized as u64),
+            ("policy_watches", "Watches of policies, and of slices for other sets", of.watchers as u64),
+            ("policy_resource_version", "Version up to which all changes are published", of.version),
+        ];
+        for (name, help, value) in gauges {
+            self.number(name, Gauge, help, value);
+        }
+        let PolicyCounts { updates, published, unreadable, mistakes, .. } = &service.counts;
+        let counters = [
+            ("policy_updates_total", "Changes of Pods, Namespaces and NetworkPolicies that were applied", updates),
+            ("policy_changes_total", "Policies of pods and slices that were published as changed", published),
+            ("policy_unreadable_objects_total", "Objects for policies that could not be read", unreadable),
+            ("policy_mistakes_total", "Mistakes in objects for policies; the log names them", mistakes),
+        ];
+        for (name, help, counter) in counters {
+            self.number(name, Counter, help, counter.load(Ordering::Relaxed));
+        }
+        let seconds = service.counts.resolve_ns.load(Ordering::Relaxed) as f64 / 1e9;
+        self.head("policy_resolve_seconds_total", Counter, "Time in which changes were resolved and published");
+        self.line("policy_resolve_seconds_total", &[], format_args!("{seconds:.6}"));
     }
 }
 

@@ -140,7 +140,14 @@ impl Relay {
     /// All numbers for Prometheus.
     pub(crate) fn metrics_text(&self, format: MetricsFormat) -> String {
         let reviews = self.reviewer.as_ref().map(|reviewer| reviewer.counts());
-        self.metrics.text(format, &self.cache, &self.lists, self.slots.unsent_counts(), reviews)
+        self.metrics.text(
+            format,
+            &self.cache,
+            &self.lists,
+            self.slots.unsent_counts(),
+            reviews,
+            self.policies.as_deref(),
+        )
     }
 }
 
