@@ -1,7 +1,7 @@
 //! Releases of other projects that tests run against, built from their Go modules at the versions that the `go.mod`
-//! files below `tests/` pin: etcd and Kubernetes, CoreDNS, Prometheus's promtool, and Helm. Real peers find mistakes
-//! that an imitation by the agent's authors would share with it. nfpm makes packages, by the `go.mod` in
-//! `images/packages`.
+//! files below `tests/` pin: etcd and Kubernetes, CoreDNS, Prometheus's promtool, Helm, and engines of network
+//! policies. Real peers find mistakes that an imitation by the agent's authors would share with it. nfpm makes
+//! packages, by the `go.mod` in `images/packages`.
 
 use std::{
     fs,
@@ -98,6 +98,17 @@ pub(crate) const HELM: Release = Release {
     module: "helm",
     source: "helm.sh/helm/v3",
     packages: &["helm.sh/helm/v3/cmd/helm"],
+    has_etcd: false,
+};
+
+/// Two engines of network policies, whose verdicts tests compare with cproxy's.
+pub(crate) const POLICY_ENGINES: Release = Release {
+    name: "kube-network-policies",
+    variable: "CPROXY_POLICY_ENGINES",
+    home: "tests/policies",
+    module: "policies",
+    source: "sigs.k8s.io/kube-network-policies",
+    packages: &["cproxy.dev/tests/policies"],
     has_etcd: false,
 };
 

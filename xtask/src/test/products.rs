@@ -18,7 +18,7 @@ use crate::{
     fleet::FleetFiles,
     fuzz::Fuzzer,
     kernels, older,
-    releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, PROMETHEUS, Release},
+    releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, POLICY_ENGINES, PROMETHEUS, Release},
     run, setup, sweep, vm,
 };
 
@@ -176,6 +176,7 @@ impl Builder {
             Need::Helm => release(&HELM),
             Need::OldestControlPlane => release(&OLDEST_KUBERNETES),
             Need::LatestPromtool => release(&PROMETHEUS),
+            Need::PolicyEngines => release(&POLICY_ENGINES),
             Need::Images => {
                 let mut variables = one(INIT_SYSTEMS_VARIABLE, kernels::init_systems().context("no init systems")?);
                 variables.extend(this_program()?);

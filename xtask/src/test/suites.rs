@@ -55,6 +55,8 @@ pub(super) enum Need {
     Fleet,
     /// The latest promtool; other tests take Debian's.
     LatestPromtool,
+    /// Other engines of network policies.
+    PolicyEngines,
     /// Programs that check images.
     Images,
     /// Programs in Go, Java, JavaScript and C, redis and Prometheus.
@@ -64,7 +66,10 @@ pub(super) enum Need {
 impl Need {
     /// Whether Go alone builds it.
     pub(super) fn is_of_go(self) -> bool {
-        matches!(self, Self::ControlPlane | Self::Helm | Self::OldestControlPlane | Self::LatestPromtool)
+        matches!(
+            self,
+            Self::ControlPlane | Self::Helm | Self::OldestControlPlane | Self::LatestPromtool | Self::PolicyEngines
+        )
     }
 
     /// Its name for readers.
@@ -83,6 +88,7 @@ impl Need {
             Self::OldestControlPlane => "oldest control plane",
             Self::Fleet => "files of a fleet",
             Self::LatestPromtool => "latest promtool",
+            Self::PolicyEngines => "engines of policies",
             Self::Images => "programs for images",
             Self::Programs => "programs",
         }
@@ -158,6 +164,7 @@ pub(super) const SUITES: &[Suite] = &[
         rule("long::", &[Need::OldestControlPlane], ONE),
     ], 15, 480),
     suite("chaos", SuiteKind::Live, OLDER, &[rule("nothing_fails_but", CONTROL_PLANE, TWO), all(TWO)], 120, 320),
+    suite("policies", SuiteKind::Live, &[Need::PolicyEngines], &[], 10, 20),
     suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 20),
     suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 100),
     suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 130),
