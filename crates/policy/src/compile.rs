@@ -102,7 +102,8 @@ pub fn compile<I: IntoIterator<Item = Address>>(policy: &PodPolicy, addresses: i
     let everywhere = compiler.rules_of(|peers| matches!(peers, PodPeers::All));
     compiler.compiled.default_class = compiler.class(&Matches { is_always: false, rules: everywhere.clone() });
     let prefixes = prefixes::matches(policy, &everywhere);
-    let classes = prefixes.iter().map(|(range, matches)| (*range, compiler.class(matches))).collect();
+    let classes = prefixes.iter().map(|(range, matches)| (*range, compiler.class(&compiler.outside_sets(matches))));
+    let classes = classes.collect();
     compiler.compiled.prefixes = Prefixes::new(classes);
     compiler.add_singles(&prefixes, &everywhere, addresses);
     compiler.compiled
@@ -147,8 +148,7 @@ impl<'a> Compiler<'a> {
         let mut rules_of_sets = Vec::new();
         for (index, set) in self.policy.sets.iter().enumerate() {
             members.extend(addresses(set.name).into_iter().map(|address| (address, index)));
-            let names = |peers: &PodPeers| matches!(peers, PodPeers::Some { sets, .. } if sets.contains(&set.name));
-            rules_of_sets.push(self.rules_of(names));
+            rules_of_sets.push(self.rules_of(|peers| peers.sets().contains(&set.name)));
         }
         members.sort_unstable();
         members.dedup();
@@ -160,14 +160,27 @@ impl<'a> Compiler<'a> {
             let outside = || Matches { is_always: false, rules: everywhere.to_vec() };
             let key = (sets, prefixes.find(address).cloned().unwrap_or_else(outside));
             let class = known.get(&key).copied().unwrap_or_else(|| {
-                let mut matches = key.1.clone();
-                matches.rules.extend(key.0.iter().filter_map(|&set| rules_of_sets.get(set)).flatten());
+                let of_sets = key.0.iter().filter_map(|&set| rules_of_sets.get(set)).flatten();
+                let mut matches = self.outside_sets(&key.1);
+                matches.rules.extend(of_sets.filter(|id| !self.is_in_blocks(**id) || key.1.rules.contains(id)));
                 let class = self.class(&matches);
                 known.insert(key, class);
                 class
             });
             self.compiled.singles.insert(address, class);
         }
+    }
+
+    /// What matches the addresses of a range that are in no set.
+    fn outside_sets(&self, of_range: &Matches) -> Matches {
+        let rules = of_range.rules.iter().copied().filter(|&id| !self.is_in_blocks(id)).collect();
+        Matches { is_always: of_range.is_always, rules }
+    }
+
+    /// Whether a rule is about the addresses of sets that are in its ranges.
+    fn is_in_blocks(&self, id: u32) -> bool {
+        let rule = self.policy.rules.get(id as usize);
+        rule.is_some_and(|rule| matches!(rule.peers, PodPeers::InBlocks { .. }))
     }
 
     /// The class of addresses that these rules match.

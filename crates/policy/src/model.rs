@@ -283,6 +283,12 @@ impl IpBlock {
 }
 
 impl PodSelection {
+    /// All pods of all namespaces.
+    #[must_use]
+    pub fn all() -> Self {
+        Self { scope: Scope::Namespaces(LabelSelector::default()), pods: LabelSelector::default() }
+    }
+
     /// Whether it selects a pod of a namespace, given its labels if it is known.
     #[must_use]
     pub fn matches(&self, namespace: &str, namespace_labels: Option<&Labels>, pod_labels: &Labels) -> bool {

@@ -66,6 +66,43 @@ pub enum PodPeers {
         /// Ranges of addresses.
         blocks: Box<[IpBlock]>,
     },
+    /// Addresses of the sets that are in one of the ranges.
+    InBlocks {
+        /// Sets of addresses.
+        sets: Box<[SetName]>,
+        /// Ranges of addresses.
+        blocks: Box<[IpBlock]>,
+    },
+}
+
+impl PodPeers {
+    /// Sets of addresses.
+    #[must_use]
+    pub fn sets(&self) -> &[SetName] {
+        match self {
+            Self::All => &[],
+            Self::Some { sets, .. } | Self::InBlocks { sets, .. } => sets,
+        }
+    }
+
+    /// Ranges of addresses.
+    #[must_use]
+    pub fn blocks(&self) -> &[IpBlock] {
+        match self {
+            Self::All => &[],
+            Self::Some { blocks, .. } | Self::InBlocks { blocks, .. } => blocks,
+        }
+    }
+
+    /// Whether no address is one.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::All => false,
+            Self::Some { sets, blocks } => sets.is_empty() && blocks.is_empty(),
+            Self::InBlocks { sets, blocks } => sets.is_empty() || blocks.is_empty(),
+        }
+    }
 }
 
 impl PodRule {

@@ -1,7 +1,7 @@
 //! Permitted differences. Most are stated as a change of the cluster: an engine must have exactly the verdicts that
 //! cproxy has about the changed one.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -12,12 +12,6 @@ pub(crate) struct Difference {
     pub(crate) name: &'static str,
     pub(crate) change: fn(&mut Cluster),
 }
-
-/// Both engines: a name of a port in an egress rule without peers, or with an `ipBlock`, is that of the pod which has
-/// the destination's address. cproxy resolves names for peers that are selected as pods alone. Of rules without peers
-/// the e2e spec "should allow egress access on one named port" expects what the engines do.
-const NAMES_WITHOUT_SELECTORS: Difference =
-    Difference { name: "named ports of egress to addresses", change: add_named_ports_of_addresses };
 
 /// kube-network-policies: a list of rules that is there and empty allows everything. The API server never sends one in
 /// protobuf.
@@ -36,9 +30,8 @@ const NOT_IN: Difference = Difference { name: "NotIn without the label", change:
 const EMPTY_VALUES: Difference = Difference { name: "empty values of labels", change: loosen_empty_values };
 
 /// The order counts: a later change sees the result of an earlier one.
-pub(crate) const OF_KUBE_NETWORK_POLICIES: [&Difference; 4] =
-    [&EMPTY_LISTS, &INIT_CONTAINERS, &EQUAL_NAMES, &NAMES_WITHOUT_SELECTORS];
-pub(crate) const OF_CYCLONUS: [&Difference; 3] = [&NOT_IN, &EMPTY_VALUES, &NAMES_WITHOUT_SELECTORS];
+pub(crate) const OF_KUBE_NETWORK_POLICIES: [&Difference; 3] = [&EMPTY_LISTS, &INIT_CONTAINERS, &EQUAL_NAMES];
+pub(crate) const OF_CYCLONUS: [&Difference; 2] = [&NOT_IN, &EMPTY_VALUES];
 
 fn fill_empty_lists(cluster: &mut Cluster) {
     for spec in cluster.policies.iter_mut().map(|policy| &mut policy["spec"]) {
@@ -82,67 +75,6 @@ fn tell_equal_names_apart(cluster: &mut Cluster) {
     }
 }
 
-/// Adds ports by number to the addresses of egress rules whose pods have them by name.
-fn add_named_ports_of_addresses(cluster: &mut Cluster) {
-    let ports = named_ports(cluster);
-    for spec in cluster.policies.iter_mut().map(|policy| &mut policy["spec"]) {
-        let Some(rules) = spec["egress"].as_array_mut() else { continue };
-        let more: Vec<_> = rules.iter().flat_map(|rule| of_addresses(rule, &ports)).collect();
-        rules.extend(more);
-    }
-}
-
-/// Port of a pod that has a name, for each of the pod's addresses.
-struct NamedPort {
-    address: IpAddr,
-    name: String,
-    protocol: String,
-    number: u64,
-}
-
-/// Rules for the addresses that an egress rule has without a selector.
-fn of_addresses(rule: &Value, ports: &[NamedPort]) -> Vec<Value> {
-    let peers = rule["to"].as_array().filter(|peers| !peers.is_empty());
-    let has = |address| peers.is_none_or(|peers| peers.iter().any(|peer| in_block(&peer["ipBlock"], address)));
-    let names = rule["ports"].as_array().into_iter().flatten().filter(|port| port["port"].is_string());
-    let mut rules = Vec::new();
-    for wanted in names {
-        let is_wanted = |port: &&NamedPort| port.name == text(&wanted["port"]) && port.protocol == protocol(wanted);
-        for port in ports.iter().filter(is_wanted).filter(|port| has(port.address)) {
-            let bits = if port.address.is_ipv4() { 32 } else { 128 };
-            rules.push(json!({
-                "ports": [{"port": port.number, "protocol": port.protocol}],
-                "to": [{"ipBlock": {"cidr": format!("{}/{bits}", port.address)}}],
-            }));
-        }
-    }
-    rules
-}
-
-/// The first of ports with one name and protocol.
-fn named_ports(cluster: &mut Cluster) -> Vec<NamedPort> {
-    let mut named: Vec<NamedPort> = Vec::new();
-    let is_peer = |pod: &&mut Value| {
-        pod["spec"]["hostNetwork"] != true && !["Failed", "Succeeded"].contains(&&*text(&pod["status"]["phase"]))
-    };
-    for pod in cluster.pods.iter_mut().filter(is_peer) {
-        let addresses: Vec<IpAddr> =
-            pod["status"]["podIPs"].as_array().unwrap().iter().map(|ip| text(&ip["ip"]).parse().unwrap()).collect();
-        for port in ports_of(pod) {
-            let (name, protocol, number) = (text(&port["name"]), protocol(port), port["containerPort"].as_u64());
-            for &address in &addresses {
-                let is_known =
-                    |other: &NamedPort| (other.address, &other.name, &other.protocol) == (address, &name, &protocol);
-                if !named.iter().any(is_known) {
-                    let (name, protocol) = (name.clone(), protocol.clone());
-                    named.push(NamedPort { address, name, protocol, number: number.unwrap() });
-                }
-            }
-        }
-    }
-    named
-}
-
 /// Ports of the containers that stay, in the order in which names are looked up.
 fn ports_of(pod: &mut Value) -> impl Iterator<Item = &mut Value> {
     let spec = pod["spec"].as_object_mut().unwrap();
@@ -157,20 +89,6 @@ fn ports_of(pod: &mut Value) -> impl Iterator<Item = &mut Value> {
     }
     let init = init.into_iter().flatten().filter(|container| container["restartPolicy"] == "Always");
     own.into_iter().flatten().chain(init).filter_map(|container| container["ports"].as_array_mut()).flatten()
-}
-
-fn in_block(block: &Value, address: IpAddr) -> bool {
-    let has = |text: &Value| {
-        let (first, bits) = text.as_str().unwrap().split_once('/').unwrap();
-        let first: IpAddr = first.parse().unwrap();
-        let bits_of = |address: IpAddr| match address {
-            IpAddr::V4(address) => u128::from(address.to_bits()) << 96,
-            IpAddr::V6(address) => address.to_bits(),
-        };
-        let differing = (bits_of(first) ^ bits_of(address)).leading_zeros();
-        first.is_ipv4() == address.is_ipv4() && differing >= bits.parse().unwrap()
-    };
-    !block.is_null() && has(&block["cidr"]) && !block["except"].as_array().unwrap().iter().any(has)
 }
 
 fn require_labels_of_not_in(cluster: &mut Cluster) {

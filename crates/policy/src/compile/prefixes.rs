@@ -9,7 +9,7 @@ use std::{
 use cproxy_core::{Address, AddressRange, Family};
 
 use super::Matches;
-use crate::pod_policy::{PodPeers, PodPolicy};
+use crate::pod_policy::PodPolicy;
 
 /// Values of ranges of addresses, of which the narrowest range that has an address counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +89,7 @@ fn edges(policy: &PodPolicy) -> (BTreeMap<AddressRange, Edge>, Vec<u32>) {
     }
     let mut rules_of_blocks = Vec::new();
     for (rule, id) in policy.rules.iter().zip(0..) {
-        let PodPeers::Some { blocks, .. } = &rule.peers else { continue };
-        for block in blocks {
+        for block in rule.peers.blocks() {
             let number = rules_of_blocks.len() as u32;
             rules_of_blocks.push(id);
             edges.entry(block.cidr).or_default().begins.push(number);

@@ -6,12 +6,12 @@ use cproxy_core::ObjectName;
 
 use super::{
     Resolver,
-    policies::{PolicyRow, RuleGroups},
+    policies::{NamedGroups, PolicyRow, RuleGroups},
     selections::Selection,
 };
 use crate::{
     address_set::SetName,
-    model::{Action, ContainerPort, Direction, Directions, IpBlock, Peers, Policy, PortRange, Ports, Rule, Tier},
+    model::{Action, ContainerPort, Direction, Directions, Peers, Policy, PortName, PortRange, Ports, Rule, Tier},
     pod_policy::{PodPeers, PodPolicy, PodPorts, PodRule},
 };
 
@@ -49,11 +49,7 @@ impl Resolver {
                 RuleWriter { resolver: self, selection, policy, rule, groups }.write(ports, &mut pod.rules);
             }
         }
-        let named = pod.rules.iter().filter_map(|rule| match &rule.peers {
-            PodPeers::All => None,
-            PodPeers::Some { sets, .. } => Some(sets),
-        });
-        let names: BTreeSet<_> = named.flatten().collect();
+        let names: BTreeSet<_> = pod.rules.iter().flat_map(|rule| rule.peers.sets()).collect();
         pod.sets = names.into_iter().filter_map(|&name| self.sets.find(name)).map(|set| set.reference()).collect();
     }
 }
@@ -70,51 +66,63 @@ struct RuleWriter<'a> {
 impl RuleWriter<'_> {
     /// Writes what the rule means for a pod with these ports.
     fn write(&self, own_ports: &[ContainerPort], rules: &mut Vec<PodRule>) {
-        let (ports, blocks) = match (&self.rule.ports, self.rule.direction) {
-            (Ports::All, _) => (PodPorts::All, self.blocks()),
+        let ports = match (&self.rule.ports, self.rule.direction) {
+            (Ports::All, _) => PodPorts::All,
             (Ports::Some { ranges, names }, Direction::Ingress) => {
                 let own = own_ports.iter().filter(|port| names.contains(&port.name));
                 let own = own.map(|port| PortRange::single(port.name.protocol, port.number));
-                (PodPorts::Some(ranges.iter().copied().chain(own).collect()), self.blocks())
+                PodPorts::Some(ranges.iter().copied().chain(own).collect())
             }
-            (Ports::Some { ranges, .. }, Direction::Egress) => (PodPorts::Some(ranges.clone()), self.blocks()),
+            (Ports::Some { ranges, .. }, Direction::Egress) => PodPorts::Some(ranges.clone()),
         };
         let sets = self.groups.plain.iter().flat_map(|&group| self.resolver.sets.of_group(group)).map(|(_, set)| set);
-        self.push(ports, sets.collect(), blocks, matches!(self.rule.peers, Peers::All), rules);
-        for (name, groups) in &self.groups.named {
-            let mut by_number: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
-            for (number, set) in groups.iter().flat_map(|&group| self.resolver.sets.of_group(group)) {
-                by_number.entry(number).or_default().push(set);
-            }
-            for (number, sets) in by_number {
-                let port = PortRange::single(name.protocol, number);
-                self.push(PodPorts::Some([port].into()), sets, Box::default(), false, rules);
+        let peers = |sets| match &self.rule.peers {
+            Peers::All => PodPeers::All,
+            Peers::Some { blocks, .. } => PodPeers::Some { sets, blocks: blocks.clone() },
+        };
+        self.push(ports, sets.collect(), peers, rules);
+        for NamedGroups { port, pods, in_blocks } in &self.groups.named {
+            self.write_named(port, pods, |sets| PodPeers::Some { sets, blocks: Box::default() }, rules);
+            if let Peers::Some { blocks, .. } = &self.rule.peers {
+                self.write_named(port, in_blocks, |sets| PodPeers::InBlocks { sets, blocks: blocks.clone() }, rules);
             }
         }
     }
 
-    fn blocks(&self) -> Box<[IpBlock]> {
-        match &self.rule.peers {
-            Peers::All => Box::default(),
-            Peers::Some { blocks, .. } => blocks.clone(),
+    /// Writes a rule for each number that pods of these groups have for a named port.
+    fn write_named(
+        &self,
+        port: &PortName,
+        groups: &[u32],
+        peers: impl Fn(Box<[SetName]>) -> PodPeers,
+        rules: &mut Vec<PodRule>,
+    ) {
+        let mut by_number: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
+        for (number, set) in groups.iter().flat_map(|&group| self.resolver.sets.of_group(group)) {
+            by_number.entry(number).or_default().push(set);
+        }
+        for (number, sets) in by_number {
+            let range = PortRange::single(port.protocol, number);
+            self.push(PodPorts::Some([range].into()), sets, &peers, rules);
         }
     }
 
-    /// Adds a rule, unless it matches nothing.
-    fn push(&self, ports: PodPorts, sets: Vec<u32>, blocks: Box<[IpBlock]>, is_all: bool, rules: &mut Vec<PodRule>) {
+    /// Adds a rule for the peers that sets are of, unless it matches nothing.
+    fn push(
+        &self,
+        ports: PodPorts,
+        sets: Vec<u32>,
+        peers: impl Fn(Box<[SetName]>) -> PodPeers,
+        rules: &mut Vec<PodRule>,
+    ) {
         let is_beyond = |set: &u32| self.selection.left_out.binary_search(set).is_ok();
         // An address that is not known must not escape a rule that denies.
         let is_closed = self.rule.action != Action::Accept && sets.iter().any(is_beyond);
         let within = sets.iter().filter(|set| !is_beyond(set)).filter_map(|&set| self.resolver.sets.get(set));
         let names: BTreeSet<SetName> = within.map(|set| set.name).collect();
-        let peers = if is_all || is_closed {
-            PodPeers::All
-        } else {
-            PodPeers::Some { sets: names.into_iter().collect(), blocks }
-        };
+        let peers = if is_closed { PodPeers::All } else { peers(names.into_iter().collect()) };
         let has_ports = !matches!(&ports, PodPorts::Some(ranges) if ranges.is_empty());
-        let has_peers = !matches!(&peers, PodPeers::Some { sets, blocks } if sets.is_empty() && blocks.is_empty());
-        if !has_ports || !has_peers {
+        if !has_ports || peers.is_empty() {
             return;
         }
         let Policy { name, tier, .. } = self.policy;

@@ -24,7 +24,17 @@ pub(super) struct RuleGroups {
     /// For all ports, or ports by number, or the selected pod's own named ports.
     pub(super) plain: Box<[u32]>,
     /// For each named port of peers.
-    pub(super) named: Box<[(PortName, Box<[u32]>)]>,
+    pub(super) named: Box<[NamedGroups]>,
+}
+
+/// Groups of pods with a named port, by the number that each pod has for it.
+#[derive(Clone)]
+pub(super) struct NamedGroups {
+    pub(super) port: PortName,
+    /// Pods that the rule selects, or all pods for a rule without peers.
+    pub(super) pods: Box<[u32]>,
+    /// All pods, for a rule with ranges: those in a range are peers.
+    pub(super) in_blocks: Box<[u32]>,
 }
 
 /// All policies.
@@ -38,25 +48,35 @@ pub(super) struct Policies {
 impl RuleGroups {
     /// Groups of a rule, for which `acquire` returns the ids.
     pub(super) fn new(rule: &Rule, mut acquire: impl FnMut(GroupKey) -> u32) -> Self {
-        let Peers::Some { pods, .. } = &rule.peers else { return Self::default() };
-        let mut ids = |port: Option<&PortName>| -> Box<[u32]> {
+        let all = [PodSelection::all()];
+        let (pods, with_name, in_blocks) = match &rule.peers {
+            Peers::All => (&[][..], &all[..], &[][..]),
+            Peers::Some { pods, blocks } => (&**pods, &**pods, if blocks.is_empty() { &[][..] } else { &all }),
+        };
+        let mut ids = |pods: &[PodSelection], port: Option<&PortName>| -> Box<[u32]> {
             let key = |selection: &PodSelection| GroupKey { selection: selection.clone(), port: port.cloned() };
             pods.iter().map(|selection| acquire(key(selection))).collect()
         };
         match (&rule.ports, rule.direction) {
             (Ports::All, _) | (Ports::Some { .. }, Direction::Ingress) => {
-                Self { plain: ids(None), named: Box::default() }
+                Self { plain: ids(pods, None), named: Box::default() }
             }
-            (Ports::Some { ranges, names }, Direction::Egress) => Self {
-                plain: if ranges.is_empty() { Box::default() } else { ids(None) },
-                named: names.iter().map(|name| (name.clone(), ids(Some(name)))).collect(),
-            },
+            (Ports::Some { ranges, names }, Direction::Egress) => {
+                let plain = if ranges.is_empty() { Box::default() } else { ids(pods, None) };
+                let named = names.iter().map(|port| NamedGroups {
+                    port: port.clone(),
+                    pods: ids(with_name, Some(port)),
+                    in_blocks: ids(in_blocks, Some(port)),
+                });
+                Self { plain, named: named.collect() }
+            }
         }
     }
 
     /// All groups.
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> {
-        self.plain.iter().chain(self.named.iter().flat_map(|(_, groups)| groups)).copied()
+        let named = self.named.iter().flat_map(|named| named.pods.iter().chain(&named.in_blocks));
+        self.plain.iter().chain(named).copied()
     }
 }
 

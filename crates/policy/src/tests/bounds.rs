@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::world::{Gone, Object, World};
 use crate::{
-    AddressSlice, Changes, Event, Labels, Node, POD_ADDRESSES_MAX, POD_SETS_MAX, PodPeers, PodPolicy, Resolver,
-    SLICE_ADDRESSES_MAX, SetReference,
+    AddressSlice, Changes, ContainerPort, Event, Labels, Node, POD_ADDRESSES_MAX, POD_SETS_MAX, PodPeers, PodPolicy,
+    PortName, Protocol, Resolver, SLICE_ADDRESSES_MAX, SetReference,
 };
 
 fn pod(name: &str, labels: Value, addresses: std::ops::Range<u32>) -> Event {
@@ -173,6 +173,33 @@ fn a_set_beyond_the_bound_has_no_effect_and_harms_no_other() {
     world.apply(pod("large", json!({"app": "large"}), 100..100 + max - 10));
     assert_eq!(pod_policy(&world.resolver, "web").sets.len(), 2);
     assert_eq!(world.resolver.problems(), [].into());
+    world.check_client();
+}
+
+#[test]
+fn named_ports_without_selectors_are_within_the_bounds() {
+    let mut world = World::default();
+    let labels = Labels::default();
+    world.apply(Event::Namespace(crate::Namespace { name: "shop".into(), labels }));
+    world.apply(pod("web", json!({"app": "web"}), 0..1));
+    let named = |name, addresses| {
+        let Event::Pod(mut pod) = pod(name, json!({"app": name}), addresses) else { panic!() };
+        let http = PortName { name: "http".into(), protocol: Protocol::Tcp };
+        pod.ports = [ContainerPort { name: http, number: 80 }].into();
+        Event::Pod(pod)
+    };
+    let to_range = json!({"ports": [{"port": "http"}], "to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]});
+    let egress = json!([{"ports": [{"port": "http"}]}, to_range]);
+    let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Egress"], "egress": egress});
+    world.apply(policy("p", spec));
+    world.apply(named("api", 1..2));
+    let PodPolicy { rules, sets, .. } = pod_policy(&world.resolver, "web");
+    assert_eq!((rules.len(), sets.len()), (2, 1), "both rules have one set");
+    world.apply(named("api", 1..POD_ADDRESSES_MAX as u32 + 2));
+    let PodPolicy { rules, sets, .. } = pod_policy(&world.resolver, "web");
+    assert_eq!((rules, sets), (vec![], vec![]));
+    let fields: Vec<_> = world.resolver.problems().into_iter().map(|problem| problem.field).collect();
+    assert_eq!(fields, ["spec.egress[0].to", "spec.egress[1].to"]);
     world.check_client();
 }
 

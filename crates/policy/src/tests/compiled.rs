@@ -71,8 +71,11 @@ fn ports() -> impl Strategy<Value = PodPorts> {
 fn rule() -> impl Strategy<Value = PodRule> {
     let peers = prop_oneof![
         1 => Just(PodPeers::All),
-        4 => (prop::collection::btree_set(0..3_usize, 0..3), prop::collection::vec(block(), 0..3)).prop_map(
-            |(sets, blocks)| PodPeers::Some { sets: sets.into_iter().map(set_name).collect(), blocks: blocks.into() },
+        6 => (prop::collection::btree_set(0..3_usize, 0..3), prop::collection::vec(block(), 0..3), 0..3).prop_map(
+            |(sets, blocks, form)| {
+                let (sets, blocks) = (sets.into_iter().map(set_name).collect(), blocks.into());
+                if form == 0 { PodPeers::InBlocks { sets, blocks } } else { PodPeers::Some { sets, blocks } }
+            },
         ),
     ];
     let tier =
@@ -116,14 +119,13 @@ fn expected(
     if always.contains(&peer) {
         return Decision { verdict: Verdict::Allow, reason: Reason::Always };
     }
+    let in_sets = |names: &[SetName]| names.iter().any(|name| sets[name].contains(&peer));
+    let in_block =
+        |block: &IpBlock| block.cidr.contains(peer) && !block.except.iter().any(|except| except.contains(peer));
     let has_peer = |rule: &PodRule| match &rule.peers {
         PodPeers::All => true,
-        PodPeers::Some { sets: names, blocks } => {
-            names.iter().any(|name| sets[name].contains(&peer))
-                || blocks
-                    .iter()
-                    .any(|block| block.cidr.contains(peer) && !block.except.iter().any(|except| except.contains(peer)))
-        }
+        PodPeers::Some { sets, blocks } => in_sets(sets) || blocks.iter().any(in_block),
+        PodPeers::InBlocks { sets, blocks } => in_sets(sets) && blocks.iter().any(in_block),
     };
     let has_port = |rule: &PodRule| match &rule.ports {
         PodPorts::All => true,

@@ -49,21 +49,20 @@ impl Cluster {
             policy.spec.egress.iter().map(|rule| (&*rule.ports, &*rule.to)).collect()
         };
         let peer_pod = self.owner(traffic.peer);
-        let by_number = |ports: &[PolicyPort], named_of: Option<&Pod>| {
+        // Named ports of addresses are those of pods in namespaces that are known.
+        let in_known = peer_pod.filter(|other| self.namespaces.contains_key(&other.metadata.namespace));
+        let has_ports = |ports: &[PolicyPort], target: Option<&Pod>| {
+            let named_of = if traffic.is_ingress { Some(pod) } else { target };
             ports.is_empty() || ports.iter().any(|port| has_port(port, named_of, traffic))
         };
         rules.into_iter().any(|(ports, peers)| {
-            let own = traffic.is_ingress.then_some(pod);
             if peers.is_empty() {
-                return by_number(ports, own);
+                return has_ports(ports, in_known);
             }
             peers.iter().any(|peer| match (&peer.ip_block, peer_pod) {
                 _ if !is_valid(peer) => false,
-                (Some(block), _) => in_block(block, traffic.peer) && by_number(ports, own),
-                (None, Some(other)) => {
-                    self.is_peer(peer, policy, other)
-                        && by_number(ports, if traffic.is_ingress { own } else { Some(other) })
-                }
+                (Some(block), _) => in_block(block, traffic.peer) && has_ports(ports, in_known),
+                (None, Some(other)) => self.is_peer(peer, policy, other) && has_ports(ports, Some(other)),
                 (None, None) => false,
             })
         })
