@@ -22,7 +22,7 @@ use cproxy_tests::random::{self, Random};
 use self::{compare::Tally, engines::Engines};
 
 /// Number of clusters, in an ordinary and in a long run.
-const CLUSTERS: usize = 500;
+const CLUSTERS: usize = 3_000;
 const CLUSTERS_IN_SOAK: usize = 30_000;
 
 #[test]

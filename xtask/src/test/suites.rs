@@ -164,7 +164,7 @@ pub(super) const SUITES: &[Suite] = &[
         rule("long::", &[Need::OldestControlPlane], ONE),
     ], 15, 480),
     suite("chaos", SuiteKind::Live, OLDER, &[rule("nothing_fails_but", CONTROL_PLANE, TWO), all(TWO)], 120, 320),
-    suite("policies", SuiteKind::Live, &[Need::PolicyEngines], &[], 10, 20),
+    suite("policies", SuiteKind::Live, &[Need::PolicyEngines], &[], 75, 110),
     suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 20),
     suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 100),
     suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 130),
