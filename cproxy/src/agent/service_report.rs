@@ -162,7 +162,7 @@ async fn service_of(client: &ApiClient, target: &Target) -> Option<Service> {
 
 /// Service of that name in the manifests.
 fn service_in(paths: &[PathBuf], name: ServiceName) -> Option<Service> {
-    let options = ParseOptions { node_name: None, whole_service: Some(name), has_pipes: false };
+    let options = ParseOptions { whole_service: Some(name), ..ParseOptions::default() };
     let files = Files::read(paths, options).ok()?;
     let objects = files.whole_objects();
     objects.values().find_map(|object| match object {

@@ -46,6 +46,7 @@ pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<()> {
     let parse_options = ParseOptions {
         node_name: store.node_name().map(str::to_owned),
         whole_service: options.explain.clone(),
+        has_policies: false,
         has_pipes: true,
     };
     let path_of = |path: &PathBuf| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path.clone() };

@@ -1,4 +1,5 @@
-//! Contents of a manifest file: rows, which the store then shares. WholeObject objects are kept only on request.
+//! Contents of a manifest file: rows, which the store then shares. Whole objects, and those of network policies, are
+//! kept only on request.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,6 +12,8 @@ use cproxy_core::{
     object_name,
 };
 
+use super::policy_objects::{PolicyObject, PolicyObjects, located};
+
 /// Choices of the reader of files.
 #[derive(Clone, Debug, Default)]
 pub struct ParseOptions {
@@ -18,6 +21,8 @@ pub struct ParseOptions {
     pub node_name: Option<String>,
     /// Service that is kept whole with its slices, besides their rows.
     pub whole_service: Option<ServiceName>,
+    /// Whether Namespaces, NetworkPolicies and Pods are kept. Otherwise they are passed over.
+    pub has_policies: bool,
     /// Whether a path may be a pipe or a device, which is read once. Reading it may never end.
     pub has_pipes: bool,
 }
@@ -26,6 +31,7 @@ pub struct ParseOptions {
 #[derive(Debug, Default)]
 pub struct Contents {
     objects: Vec<FileObject>,
+    policy_objects: Vec<PolicyObject>,
     problems: BTreeSet<Problem>,
 }
 
@@ -69,8 +75,18 @@ impl Contents {
         whole_objects(&self.objects)
     }
 
+    /// Objects of network policies.
+    #[must_use]
+    pub fn policy_objects(&self) -> PolicyObjects<'_> {
+        self.policy_objects.iter().collect()
+    }
+
     pub(super) fn objects(&self) -> &[FileObject] {
         &self.objects
+    }
+
+    pub(super) fn each_policy_object(&self) -> &[PolicyObject] {
+        &self.policy_objects
     }
 
     pub(super) fn add_service(&mut self, service: Service, options: &ParseOptions) {
@@ -96,6 +112,17 @@ impl Contents {
         self.objects.push(FileObject::Unreadable(Box::new((kind, name, message))));
     }
 
+    /// Adds an object of network policies. Its problems get its `location`, since it has none of its own.
+    pub(super) fn add_policy_object(
+        &mut self,
+        object: PolicyObject,
+        problems: Vec<Problem>,
+        location: impl fmt::Display,
+    ) {
+        self.policy_objects.push(object);
+        self.problems.extend(problems.into_iter().map(|problem| located(problem, &location)));
+    }
+
     pub(super) fn add_problem(&mut self, object: impl fmt::Display, message: &str) {
         self.problems.insert(Problem::new(object, "", message));
     }
@@ -103,12 +130,14 @@ impl Contents {
     /// Appends the contents that follow.
     pub(super) fn append(&mut self, mut next: Self) {
         self.objects.append(&mut next.objects);
+        self.policy_objects.append(&mut next.policy_objects);
         self.problems.append(&mut next.problems);
     }
 
     /// Frees spare capacity at the end of the file.
     pub(super) fn shrink_to_fit(&mut self) {
         self.objects.shrink_to_fit();
+        self.policy_objects.shrink_to_fit();
     }
 }
 

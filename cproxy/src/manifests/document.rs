@@ -7,17 +7,21 @@
 use std::{fmt, mem};
 
 use cproxy_core::{
-    ObjectName, ResourceKind,
+    ObjectName, Problem, ResourceKind,
     api::{EndpointSlice, Node, Service},
     is_label, is_subdomain,
 };
+use cproxy_policy::{Read, api};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Value};
 
-use super::contents::{Contents, ParseOptions};
+use super::{
+    contents::{Contents, ParseOptions},
+    policy_objects::{PolicyKind, PolicyObject},
+};
 
 /// Maximum nesting of Lists.
 const LIST_DEPTH_MAX: usize = 4;
@@ -72,6 +76,8 @@ enum Content {
     Service(Parsed<Service>),
     Slice(Parsed<EndpointSlice>),
     Node(Parsed<Node>),
+    /// Object of network policies, which is passed over if none are asked for.
+    Policy(PolicyKind, Map<String, Value>),
 }
 
 /// Object, or the reason why it cannot be used.
@@ -83,6 +89,16 @@ enum ObjectError {
     Nameless(String),
     /// Unreadable object: its name and the message.
     Unreadable(ObjectName, String),
+}
+
+/// What the API server takes as names of a kind's objects.
+#[derive(Clone, Copy)]
+struct Names {
+    kind: &'static str,
+    /// Whether the objects are in namespaces.
+    has_namespace: bool,
+    /// Whether their names are labels of DNS. Others may have dots.
+    is_label: bool,
 }
 
 /// The items of a list.
@@ -109,6 +125,17 @@ struct ItemType<'a> {
     kind: &'a str,
 }
 
+impl Names {
+    const SERVICE: Self = Self { kind: "Service", has_namespace: true, is_label: true };
+    const SLICE: Self = Self { kind: "EndpointSlice", has_namespace: true, is_label: false };
+    const NODE: Self = Self { kind: "Node", has_namespace: false, is_label: false };
+
+    fn of_policy(kind: PolicyKind) -> Self {
+        let is_namespace = kind == PolicyKind::Namespaces;
+        Self { kind: kind.singular(), has_namespace: !is_namespace, is_label: is_namespace }
+    }
+}
+
 impl<'a> ItemType<'a> {
     fn of_list(version: &'a str, kind: &'a str) -> Self {
         Self { version, kind: kind.strip_suffix("List").unwrap_or_default() }
@@ -119,11 +146,12 @@ impl Document {
     fn new(fields: Map<String, Value>, items: Option<Items>) -> Self {
         let (version, kind) = (text(&fields, "apiVersion").to_owned(), text(&fields, "kind").to_owned());
         let content = match (version.as_str(), kind.as_str()) {
-            ("v1", "Service") => Content::Service(parse_object(fields, ResourceKind::Services)),
-            ("discovery.k8s.io/v1", "EndpointSlice") => {
-                Content::Slice(parse_object(fields, ResourceKind::EndpointSlices))
-            }
-            ("v1", "Node") => Content::Node(parse_object(fields, ResourceKind::Nodes)),
+            ("v1", "Service") => Content::Service(parse_object(fields, Names::SERVICE)),
+            ("discovery.k8s.io/v1", "EndpointSlice") => Content::Slice(parse_object(fields, Names::SLICE)),
+            ("v1", "Node") => Content::Node(parse_object(fields, Names::NODE)),
+            ("v1", "Namespace") => Content::Policy(PolicyKind::Namespaces, fields),
+            ("v1", "Pod") => Content::Policy(PolicyKind::Pods, fields),
+            ("networking.k8s.io/v1", "NetworkPolicy") => Content::Policy(PolicyKind::NetworkPolicies, fields),
             (_, kind) if kind.ends_with("List") => Content::List(items),
             ("", _) | (_, "") => Content::Untyped(fields),
             _ => Content::Unused,
@@ -152,12 +180,12 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> &'a str {
     fields.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
-fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceKind) -> Parsed<T> {
+fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, names: Names) -> Parsed<T> {
     let document = Value::Object(fields);
     let value = |name: &str| document.pointer(&format!("/metadata/{name}"));
     let metadata = |name: &str| value(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     let Some(name) = metadata("name") else {
-        let kind = kind.singular();
+        let kind = names.kind;
         return Err(ObjectError::Nameless(match value("name") {
             Some(name) if !name.is_null() && !name.is_string() => {
                 format!(
@@ -167,19 +195,20 @@ fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, kind: ResourceK
             _ => format!("{kind} without metadata.name: this object is not used"),
         }));
     };
-    let name = ObjectName::new(metadata("namespace").unwrap_or("default"), name);
-    if let Some(field) = invalid_name(kind, &name) {
+    let namespace = if names.has_namespace { metadata("namespace").unwrap_or("default") } else { "" };
+    let name = ObjectName::new(namespace, name);
+    if let Some(field) = invalid_name(names, &name) {
         return Err(ObjectError::Unreadable(name, field.to_owned()));
     }
     serde_path_to_error::deserialize(document).map_err(|error| ObjectError::Unreadable(name, error.to_string()))
 }
 
 /// Error in the names of an object, as the API server finds it.
-fn invalid_name(kind: ResourceKind, ObjectName { namespace, name }: &ObjectName) -> Option<&'static str> {
-    if kind != ResourceKind::Nodes && !is_label(namespace) {
+fn invalid_name(names: Names, ObjectName { namespace, name }: &ObjectName) -> Option<&'static str> {
+    if names.has_namespace && !is_label(namespace) {
         return Some("metadata.namespace is not of at most 63 lower-case letters, digits and inner dashes");
     }
-    if kind == ResourceKind::Services {
+    if names.is_label {
         return (!is_label(name))
             .then_some("metadata.name is not of at most 63 lower-case letters, digits and inner dashes");
     }
@@ -218,10 +247,17 @@ impl<'a> DocumentReader<'a> {
                 return self.collect_object(slice, ResourceKind::EndpointSlices, contents, Contents::add_slice);
             }
             Content::Node(node) => return self.collect_object(node, ResourceKind::Nodes, contents, Contents::add_node),
+            Content::Policy(kind, fields) if self.options.has_policies => {
+                return self.collect_policy_object(kind, fields, contents);
+            }
+            Content::Policy(..) => return,
             Content::List(_) | Content::Unused | Content::Untyped(_) => match (version.as_str(), kind.as_str()) {
                 ("", "") => "apiVersion and kind are missing: this object is not used".to_owned(),
                 ("", kind) => format!("{kind} without apiVersion: this object is not used"),
                 (_, "") => "kind is missing: this object is not used".to_owned(),
+                (version, "NetworkPolicy") if self.options.has_policies => {
+                    format!("{kind} of {version} where networking.k8s.io/v1 is used: this object is not used")
+                }
                 (version, "Service" | "Node") => {
                     format!("{kind} of {version} where v1 is used: this object is not used")
                 }
@@ -230,8 +266,12 @@ impl<'a> DocumentReader<'a> {
                 }
                 (version, kind) => {
                     // One problem for all objects of a kind that is not used.
-                    let message = "not used: cproxy reads only Services, EndpointSlices and Nodes";
-                    return contents.add_problem(format_args!("kind {kind} ({version})"), message);
+                    let used = match self.options.has_policies {
+                        false => "Services, EndpointSlices and Nodes",
+                        true => "Services, EndpointSlices, Nodes, NetworkPolicies, Pods and Namespaces",
+                    };
+                    let message = format!("not used: cproxy reads only {used}");
+                    return contents.add_problem(format_args!("kind {kind} ({version})"), &message);
                 }
             },
         };
@@ -244,6 +284,30 @@ impl<'a> DocumentReader<'a> {
             self.item(index).collect(document.with_item_type(item_type), contents);
         }
         contents.append(items.contents);
+    }
+
+    fn collect_policy_object(&self, kind: PolicyKind, fields: Map<String, Value>, contents: &mut Contents) {
+        let names = Names::of_policy(kind);
+        let object = match kind {
+            PolicyKind::Namespaces => {
+                parse_object(fields, names).map(|object: api::Namespace| PolicyObject::of_namespace(&object))
+            }
+            PolicyKind::NetworkPolicies => {
+                parse_object(fields, names).map(|object: api::NetworkPolicy| PolicyObject::of_network_policy(&object))
+            }
+            PolicyKind::Pods => parse_object(fields, names).map(|object: api::Pod| PolicyObject::of_pod(&object)),
+        };
+        match object {
+            Ok(Some(Read { value, problems })) => contents.add_policy_object(value, problems, self.location),
+            // Objects without a name have been refused.
+            Ok(None) => {}
+            Err(ObjectError::Nameless(message)) => contents.add_problem(self.location, &message),
+            Err(ObjectError::Unreadable(name, message)) => {
+                let message = format!("{message}: this object is not used");
+                let problem = Problem::new(format_args!("{} {name}", kind.singular()), "", message);
+                contents.add_policy_object(PolicyObject::Unreadable(kind, name), vec![problem], self.location);
+            }
+        }
     }
 
     fn collect_object<T>(

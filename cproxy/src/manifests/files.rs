@@ -11,6 +11,7 @@ use cproxy_core::{Event, ObjectName, Problem, ResourceKind};
 use super::{
     contents::{Contents, FileObject, ObjectId, ParseOptions, WholeObject, list_events, whole_objects},
     parse::parse,
+    policy_objects::PolicyObjects,
 };
 
 /// Reason why a path cannot be a source.
@@ -96,6 +97,12 @@ impl Files {
         whole_objects(self.objects())
     }
 
+    /// Objects of network policies, if they are kept.
+    #[must_use]
+    pub fn policy_objects(&self) -> PolicyObjects<'_> {
+        self.files.values().flatten().flat_map(Contents::each_policy_object).collect()
+    }
+
     fn objects(&self) -> impl Iterator<Item = &FileObject> {
         self.files.values().flatten().flat_map(Contents::objects)
     }
@@ -108,6 +115,15 @@ impl Files {
         let message = "the manifests have no such Node: hints for zones are not followed and, without --node-ip, node \
                        ports are not served";
         Some(Problem::new(format_args!("Node {own}"), "", message))
+    }
+
+    /// Whether there is a Service of this name that can be read.
+    #[must_use]
+    pub fn has_service(&self, name: &ObjectName) -> bool {
+        self.objects().any(|object| match object {
+            FileObject::Row(_) | FileObject::Whole(_) => object.id() == (ResourceKind::Services, name),
+            FileObject::Unreadable(_) | FileObject::Node(_) => false,
+        })
     }
 
     /// Whether there is an unreadable Service of this name.
@@ -178,16 +194,21 @@ impl Files {
     /// Problems of objects that are defined several times: only the last definition counts.
     #[must_use]
     pub fn duplicates(&self) -> Vec<Problem> {
-        let mut all: Vec<_> = self
-            .files
-            .iter()
-            .flat_map(|(file, contents)| {
-                contents.iter().flat_map(Contents::objects).map(move |object| (object.id(), file.as_path()))
-            })
-            .collect();
-        all.sort_unstable();
-        let same = all.chunk_by(|(a, _), (b, _)| a == b).filter(|same| same.len() > 1);
-        same.filter_map(duplicate_problem).collect()
+        let label = |(kind, name): &ObjectId<'_>| match kind {
+            ResourceKind::Nodes => format!("{} {}", kind.singular(), name.name),
+            _ => format!("{} {name}", kind.singular()),
+        };
+        let files = || {
+            self.files
+                .iter()
+                .flat_map(|(file, contents)| contents.iter().map(move |contents| (contents, file.as_path())))
+        };
+        let objects = files().flat_map(|(contents, file)| contents.objects().iter().map(move |of| (of.id(), file)));
+        let policy_objects = files()
+            .flat_map(|(contents, file)| contents.each_policy_object().iter().map(move |object| (object.id(), file)));
+        let mut problems = duplicates(objects, label);
+        problems.extend(duplicates(policy_objects, ToString::to_string));
+        problems
     }
 }
 
@@ -200,14 +221,21 @@ fn check_kind(file: &Path, has_pipes: bool) -> io::Result<()> {
     }
 }
 
-fn duplicate_problem(same: &[(ObjectId<'_>, &Path)]) -> Option<Problem> {
-    let mut list: Vec<_> = same.iter().map(|(_, file)| file.display().to_string()).collect();
+/// Problems of objects that have the same id.
+fn duplicates<'a, Id: Ord>(
+    objects: impl Iterator<Item = (Id, &'a Path)>,
+    label: impl Fn(&Id) -> String,
+) -> Vec<Problem> {
+    let mut all: Vec<_> = objects.collect();
+    all.sort_unstable();
+    let same = all.chunk_by(|(a, _), (b, _)| a == b).filter(|same| same.len() > 1);
+    same.filter_map(|same| duplicate_problem(label(&same.first()?.0), same.iter().map(|(_, file)| *file))).collect()
+}
+
+fn duplicate_problem<'a>(object: String, files: impl Iterator<Item = &'a Path>) -> Option<Problem> {
+    let mut list: Vec<_> = files.map(|file| file.display().to_string()).collect();
     list.dedup();
-    let ((kind, name), last) = (same.first()?.0, list.last()?);
-    let object = match kind {
-        ResourceKind::Nodes => format!("{} {}", kind.singular(), name.name),
-        _ => format!("{} {name}", kind.singular()),
-    };
+    let last = list.last()?;
     Some(Problem::new(object, "", format!("defined several times ({}); the one in {last} counts", list.join(", "))))
 }
 

@@ -71,6 +71,30 @@ mod tests {
     const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
          metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\nports: [{port: 80}]\n";
 
+    /// Objects of network policies, some with mistakes.
+    const POLICY_OBJECTS: &str = r#"
+apiVersion: v1
+kind: NamespaceList
+items: [{metadata: {name: shop, labels: {team: a}}}, {metadata: {name: a.b}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: shop}
+status: {podIPs: [{ip: 10.1.0.5}]}
+---
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny}, spec: {podSelector: {}}}
+- apiVersion: networking.k8s.io/v1
+  kind: NetworkPolicy
+  metadata: {name: odd}
+  spec: {podSelector: {}, ingress: [{ports: [{port: 70000}]}]}
+- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: typed}, spec: {podSelector: 5}}
+- {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy}
+- {apiVersion: v1, kind: Pod, metadata: {name: web.0}, status: {podIP: nowhere}}
+"#;
+
     fn contents(text: &str) -> Contents {
         parse("f", text, &ParseOptions::default()).unwrap()
     }
@@ -94,13 +118,14 @@ mod tests {
             (
                 r#"{"apiVersion":"v1","kind":"List","items":[
                     {"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}},
-                    {"apiVersion":"v1","kind":"Pod"},{"apiVersion":"v1","kind":"Service"}]}"#
+                    {"apiVersion":"v1","kind":"Secret"},{"apiVersion":"v1","kind":"Service"}]}"#
                     .to_owned(),
                 (1, 0, 2),
             ),
             (r#"{"apiVersion":"v1","kind":"ServiceList","items":[{"metadata":{"name":"a"}}]}"#.to_owned(), (1, 0, 0)),
             ("kind: Service\napiVersion: v1\nmetadata: {name: a}\nspec: {ports: [{port: high}]}".to_owned(), (0, 0, 1)),
             ("apiVersion: v1\nkind: Node\nmetadata: {name: n}".to_owned(), (0, 0, 0)),
+            (POLICY_OBJECTS.to_owned(), (0, 0, 0)),
             ("just: words".to_owned(), (0, 0, 1)),
             ("a plain sentence".to_owned(), (0, 0, 1)),
             (String::new(), (0, 0, 0)),
@@ -160,8 +185,8 @@ mod tests {
         let items = r#""items": [{"metadata": {"name": "a"}},
             {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "b"}, "spec": 5}, 5,
             {"items": [{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "c"}}], "kind": "List"},
-            {"metadata": {"name": "d"}}, {"apiVersion": "v1", "kind": "Pod"}, {"apiVersion": "v1", "kind": "Pod"}]"#;
-        let pods = "kind Pod (v1): not used: cproxy reads only Services, EndpointSlices and Nodes";
+            {"metadata": {"name": "d"}}, {"apiVersion": "v1", "kind": "Job"}, {"apiVersion": "v1", "kind": "Job"}]"#;
+        let jobs = "kind Job (v1): not used: cproxy reads only Services, EndpointSlices and Nodes";
         let no_type =
             |index| format!("f (document 1), items[{index}]: apiVersion and kind are missing: this object is not used");
         let wrong =
@@ -169,9 +194,9 @@ mod tests {
         for (kind, expected) in [
             (
                 r#""kind": "ServiceList""#,
-                ["Service default/a", wrong, "Service default/c", "Service default/d", &no_type(2), pods].as_slice(),
+                ["Service default/a", wrong, "Service default/c", "Service default/d", &no_type(2), jobs].as_slice(),
             ),
-            (r#""kind": "List""#, &[wrong, "Service default/c", &no_type(0), &no_type(2), &no_type(4), pods]),
+            (r#""kind": "List""#, &[wrong, "Service default/c", &no_type(0), &no_type(2), &no_type(4), jobs]),
             (
                 r#""kind": "ConfigMap""#,
                 &["kind ConfigMap (v1): not used: cproxy reads only Services, EndpointSlices and Nodes"],
@@ -193,6 +218,78 @@ mod tests {
             [
                 "f (document 1): EndpointSlice of v1 where discovery.k8s.io/v1 is used: this object is not used",
                 "f (document 2): Service of v2 where v1 is used: this object is not used"
+            ]
+        );
+    }
+
+    #[test]
+    fn objects_of_network_policies_are_kept_on_request() {
+        let passed_over = contents(POLICY_OBJECTS);
+        assert_eq!((passed_over.policy_objects().events().count(), passed_over.problems().count()), (0, 0));
+        let options = ParseOptions { has_policies: true, ..ParseOptions::default() };
+        let contents = parse("f", POLICY_OBJECTS, &options).unwrap();
+        let events: Vec<_> = contents
+            .policy_objects()
+            .events()
+            .map(|event| match event {
+                cproxy_policy::Event::Namespace(namespace) => format!("{} {:?}", namespace.name, namespace.labels),
+                cproxy_policy::Event::Policy(policy) => format!("policy {} {:?}", policy.name, policy.isolates),
+                cproxy_policy::Event::Pod(pod) => format!("pod {} {:?}", pod.name, pod.addresses),
+                other => format!("{other:?}"),
+            })
+            .collect();
+        let isolates = "Directions { ingress: true, egress: false }";
+        assert_eq!(
+            events,
+            [
+                // No object has it, but a pod.
+                r#"default {"kubernetes.io/metadata.name": "default"}"#,
+                r#"shop {"kubernetes.io/metadata.name": "shop", "team": "a"}"#,
+                &format!("policy default/deny {isolates}"),
+                &format!("policy default/odd {isolates}"),
+                "pod default/web.0 []",
+                "pod shop/web [10.1.0.5]",
+            ]
+        );
+        let problems: Vec<_> = contents.problems().map(Problem::to_string).collect();
+        assert_eq!(
+            problems,
+            [
+                "Namespace a.b: metadata.name is not of at most 63 lower-case letters, digits and inner dashes: this \
+                 object is not used (f (document 1), items[1])",
+                "NetworkPolicy default/odd: spec.ingress[0].ports[0].port: 70000 is not in 1 to 65535; it matches no \
+                 port (f (document 3), items[1])",
+                "NetworkPolicy default/typed: spec.podSelector: invalid type: integer `5`, expected struct \
+                 LabelSelector: this object is not used (f (document 3), items[2])",
+                "Pod default/web.0: status.podIPs[0].ip: \"nowhere\" is no address of a host; ignored (f (document 3), \
+                 items[4])",
+                "f (document 3), items[3]: NetworkPolicy without metadata.name: this object is not used",
+            ]
+        );
+    }
+
+    #[test]
+    fn only_where_policies_count_is_another_version_of_one_named() {
+        let text = "{kind: NetworkPolicy, apiVersion: projectcalico.org/v3}\n---\n{kind: Secret, apiVersion: v1}\n";
+        let problems = |has_policies| -> Vec<_> {
+            let options = ParseOptions { has_policies, ..ParseOptions::default() };
+            parse("f", text, &options).unwrap().problems().map(Problem::to_string).collect()
+        };
+        assert_eq!(
+            problems(false),
+            [
+                "kind NetworkPolicy (projectcalico.org/v3): not used: cproxy reads only Services, EndpointSlices and \
+                 Nodes",
+                "kind Secret (v1): not used: cproxy reads only Services, EndpointSlices and Nodes",
+            ]
+        );
+        assert_eq!(
+            problems(true),
+            [
+                "f (document 1): NetworkPolicy of projectcalico.org/v3 where networking.k8s.io/v1 is used: this \
+                 object is not used",
+                "kind Secret (v1): not used: cproxy reads only Services, EndpointSlices, Nodes, NetworkPolicies, Pods \
+                 and Namespaces",
             ]
         );
     }

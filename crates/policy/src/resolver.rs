@@ -148,6 +148,12 @@ impl Resolver {
         self.sets.iter().count()
     }
 
+    /// The pod that has an address: of several the youngest.
+    #[must_use]
+    pub fn owner(&self, address: Address) -> Option<&ObjectName> {
+        self.pods.owner(address).map(|row| &row.name)
+    }
+
     /// Names of all slices, sorted.
     pub fn slices(&self) -> impl Iterator<Item = SliceName> {
         self.sets.iter().flat_map(|set| set.reference().slice_names())

@@ -447,10 +447,11 @@ fn a_bad_object_harms_only_itself_and_is_named() {
     let typed = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "typed"},
                        "spec": {"clusterIP": "10.96.0.13", "ports": [{"port": "eighty"}]}});
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}});
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}});
     let [service, slice] = web();
     let objects =
         [service, slice, no_ports.into(), bad_port.into(), bad_ip.into(), bad_slice.into(), orphan, typed, pod];
-    let objects = objects.into_iter().chain([no_ip.into(), twice.into()]);
+    let objects = objects.into_iter().chain([secret, no_ip.into(), twice.into()]);
     let file = manifest::write(&sandbox.manifest_dir(), "all.json", objects).display().to_string();
 
     let resolve = cproxy(&sandbox, &["resolve", "-o", "json", "--manifests", &file]).success();
@@ -472,11 +473,12 @@ fn a_bad_object_harms_only_itself_and_is_named() {
         ["Service default/nowhere", "spec.clusterIP", "not served"],
         ["Service default/zweb", "10.96.0.10:80/TCP", "belongs to Service default/web"],
         ["Service default/zweb", "spec.sessionAffinityConfig.clientIP.timeoutSeconds", "86400"],
-        ["kind Pod (v1)", "not used", "reads only Services"],
+        ["kind Secret (v1)", "not used", "reads only Services"],
     ] {
         for (text, place) in [(&resolve.stderr, "resolve"), (&log, "run")] {
             let found = text.lines().any(|line| needles.iter().all(|needle| line.contains(needle)));
             assert!(found, "{needles:?} in no line of {place}: {text}");
+            assert!(!text.contains("Pod"), "objects of network policies are passed over: {text}");
         }
     }
     assert_eq!(cproxy(&sandbox, &["get", "services", "-o", "json"]).json(), table, "the kernel has what resolve says");

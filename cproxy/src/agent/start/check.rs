@@ -76,7 +76,7 @@ impl Checked {
 impl Input {
     async fn read(config: &Config) -> Result<Self, AgentError> {
         let node = config.node_context();
-        let options = ParseOptions { node_name: node.node_name.clone(), whole_service: None, has_pipes: false };
+        let options = ParseOptions { node_name: node.node_name.clone(), ..ParseOptions::default() };
         let bootstrap = config.bootstrap.bootstrap.as_deref();
         let bootstrap = bootstrap.map(|path| read_bootstrap(path, &node, &options)).transpose()?;
         let settings = loop_settings(config)?;

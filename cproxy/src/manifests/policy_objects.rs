@@ -1,0 +1,166 @@
+//! Objects that network policies are resolved from: Namespaces, NetworkPolicies and Pods.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use cproxy_core::{ObjectName, Problem};
+use cproxy_policy::{
+    Event, Namespace, Pod, Policy, Read,
+    api::{self, Metadata},
+};
+
+/// Kind of an object of network policies. Resolving them in this order is the least work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PolicyKind {
+    /// v1 Namespace.
+    Namespaces,
+    /// networking.k8s.io/v1 NetworkPolicy.
+    NetworkPolicies,
+    /// v1 Pod.
+    Pods,
+}
+
+/// Object of network policies.
+#[derive(Clone, Debug)]
+pub enum PolicyObject {
+    /// A Namespace.
+    Namespace(Namespace),
+    /// A NetworkPolicy.
+    NetworkPolicy(Box<Policy>),
+    /// A Pod.
+    Pod(Box<Pod>),
+    /// An object that cannot be decoded. A Namespace has no namespace.
+    Unreadable(PolicyKind, ObjectName),
+}
+
+/// Identity of an object: kind, namespace, which a Namespace has not, and name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PolicyId<'a> {
+    kind: PolicyKind,
+    namespace: &'a str,
+    name: &'a str,
+}
+
+/// Objects of network policies, each once: of several definitions the last counts, readable or not.
+#[derive(Debug, Default)]
+pub struct PolicyObjects<'a>(BTreeMap<PolicyId<'a>, &'a PolicyObject>);
+
+impl PolicyKind {
+    /// The kind as objects name it.
+    #[must_use]
+    pub fn singular(self) -> &'static str {
+        match self {
+            Self::Namespaces => "Namespace",
+            Self::NetworkPolicies => "NetworkPolicy",
+            Self::Pods => "Pod",
+        }
+    }
+}
+
+impl fmt::Display for PolicyId<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.singular(), ObjectName::new(self.namespace, self.name))
+    }
+}
+
+impl PolicyObject {
+    pub(super) fn of_namespace(object: &api::Namespace) -> Option<Read<Self>> {
+        Some(Read { value: Self::Namespace(Namespace::read(object)?), problems: Vec::new() })
+    }
+
+    pub(super) fn of_network_policy(object: &api::NetworkPolicy) -> Option<Read<Self>> {
+        let Read { value, problems } = Policy::read(object)?;
+        Some(Read { value: Self::NetworkPolicy(Box::new(value)), problems })
+    }
+
+    pub(super) fn of_pod(object: &api::Pod) -> Option<Read<Self>> {
+        let Read { value, problems } = Pod::read(object)?;
+        Some(Read { value: Self::Pod(Box::new(value)), problems })
+    }
+
+    pub(super) fn id(&self) -> PolicyId<'_> {
+        match self {
+            Self::Namespace(object) => PolicyId::of_namespace(&object.name),
+            Self::NetworkPolicy(object) => PolicyId::new(PolicyKind::NetworkPolicies, &object.name),
+            Self::Pod(object) => PolicyId::new(PolicyKind::Pods, &object.name),
+            Self::Unreadable(kind, name) => PolicyId::new(*kind, name),
+        }
+    }
+
+    fn event(&self) -> Option<Event> {
+        match self {
+            Self::Namespace(object) => Some(Event::Namespace(object.clone())),
+            Self::NetworkPolicy(object) => Some(Event::Policy(object.clone())),
+            Self::Pod(object) => Some(Event::Pod(object.clone())),
+            Self::Unreadable(..) => None,
+        }
+    }
+}
+
+impl<'a> PolicyId<'a> {
+    fn new(kind: PolicyKind, ObjectName { namespace, name }: &'a ObjectName) -> Self {
+        Self { kind, namespace, name }
+    }
+
+    fn of_namespace(name: &'a str) -> Self {
+        Self { kind: PolicyKind::Namespaces, namespace: "", name }
+    }
+}
+
+impl<'a> PolicyObjects<'a> {
+    /// The pod of a name, if it is there and can be read.
+    #[must_use]
+    pub fn pod(&self, name: &ObjectName) -> Option<&'a Pod> {
+        match self.0.get(&PolicyId::new(PolicyKind::Pods, name))? {
+            PolicyObject::Pod(pod) => Some(pod),
+            _ => None,
+        }
+    }
+
+    /// Whether a pod of this name is there, readable or not.
+    #[must_use]
+    pub fn has_pod(&self, name: &ObjectName) -> bool {
+        self.0.contains_key(&PolicyId::new(PolicyKind::Pods, name))
+    }
+
+    /// All NetworkPolicies that can be read, sorted by name.
+    pub fn network_policies(&self) -> impl Iterator<Item = &'a Policy> {
+        self.0.values().filter_map(|object| match object {
+            PolicyObject::NetworkPolicy(policy) => Some(&**policy),
+            _ => None,
+        })
+    }
+
+    /// All objects as events of a resolver. The namespace of a pod is there even if it has no object, as an API server
+    /// would have it: with the label of its name.
+    pub fn events(&self) -> impl Iterator<Item = Event> {
+        let namespaces = self.namespaces_without_object().into_iter().map(Event::Namespace);
+        namespaces.chain(self.0.values().filter_map(|object| object.event()))
+    }
+
+    /// Namespaces of pods that have no object. One that cannot be read has labels that are not known.
+    fn namespaces_without_object(&self) -> Vec<Namespace> {
+        let pods = self.0.keys().filter(|id| id.kind == PolicyKind::Pods);
+        let names: BTreeSet<_> = pods.map(|id| id.namespace).collect();
+        let is_missing = |name: &&str| !self.0.contains_key(&PolicyId::of_namespace(name));
+        let namespace = |name: &str| {
+            let metadata = Metadata { name: name.to_owned(), ..Metadata::default() };
+            Namespace::read(&api::Namespace { metadata })
+        };
+        names.into_iter().filter(is_missing).filter_map(namespace).collect()
+    }
+}
+
+impl<'a> FromIterator<&'a PolicyObject> for PolicyObjects<'a> {
+    fn from_iter<I: IntoIterator<Item = &'a PolicyObject>>(objects: I) -> Self {
+        Self(objects.into_iter().map(|object| (object.id(), object)).collect())
+    }
+}
+
+/// A problem of an object, with its location.
+pub(super) fn located(problem: Problem, location: impl fmt::Display) -> Problem {
+    let Problem { object, field, message } = problem;
+    Problem { object, field, message: format!("{message} ({location})") }
+}
