@@ -81,7 +81,7 @@ enum Command {
     Explain(explain::ExplainOptions),
     /// Print each call that is translated, refused or dropped, as it happens
     Trace(trace::TraceOptions),
-    /// Print the table for manifests, without touching the kernel
+    /// Print the table for manifests, or what their network policies allow, without touching the kernel
     Resolve(resolve::ResolveOptions),
     /// Change a setting of a running agent until its next start or reload
     Set(set::SetOptions),
@@ -206,7 +206,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Get(options) => get::run(&options)?,
         Command::Explain(options) => return explain::run(options),
         Command::Trace(options) => trace::run(&options)?,
-        Command::Resolve(options) => resolve::run(&options)?,
+        Command::Resolve(options) => return resolve::run(&options),
         Command::Set(options) => set::run(&options)?,
         Command::Bugreport(options) => bugreport::run(&options)?,
         Command::Reseed(options) => reseed::run(&options)?,

@@ -4,5 +4,6 @@
 pub(crate) mod bugreport;
 pub(crate) mod check;
 pub mod explain;
+pub(crate) mod policy;
 pub(crate) mod status;
 pub(crate) mod trace;

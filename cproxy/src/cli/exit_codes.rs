@@ -19,7 +19,7 @@ pub const EXIT_CODES: [(&[u8], &str); 6] = [
          agent is ready, or something is not well; for `explain`: a call is refused or dropped, fails at all backends, \
          or is not translated although a Service has the address; for `check`: cproxy cannot run here, or cannot \
          follow the API server of its settings; for `resolve`: a file cannot be read, or `--explain` names a Service \
-         that is not served",
+         that is not served; for `resolve --policy`: traffic is denied",
     ),
     (
         &[USAGE],
@@ -33,7 +33,8 @@ pub const EXIT_CODES: [(&[u8], &str); 6] = [
     (
         &[NOT_ANSWERED],
         "from `explain`: it cannot be said what a call gets: no root, no table, no agent for a name, or no Service is \
-         known to have the name or the address and not all are known",
+         known to have the name or the address and not all are known; from `resolve --policy`: a pod is unknown, or has \
+         no address or no port of that name, or a file cannot be read",
     ),
     (&[NOT_RUN, NOT_FOUND], "from `exec`: PROGRAM cannot be run, or does not exist"),
 ];

@@ -1,8 +1,11 @@
 //! `cproxy resolve`
 
+mod policy;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    process::ExitCode,
 };
 
 use anyhow::bail;
@@ -13,20 +16,21 @@ use cproxy_core::{
 };
 use cproxy_datapath::bpf::KernelMaps;
 
+use self::policy::PolicyOptions;
 use super::{
     options::{Format, OutputOptions, parse_service_name},
     output::{print, print_error, print_rows},
 };
 use crate::{
     config::{NodeNameSettings, NodeSettings},
-    manifests::{Files, ParseOptions, WholeObject},
+    manifests::{Files, ManifestError, ParseOptions, WholeObject},
     report::{EndpointRow, Explained, FrontendRow, explanations_text},
 };
 
 /// Flags of `cproxy resolve`.
 #[derive(Args, Debug)]
 pub(super) struct ResolveOptions {
-    /// Files or directories with Services, EndpointSlices and Nodes, separated by commas; `-`: stdin
+    /// Files or directories with objects, separated by commas; `-`: stdin
     #[arg(long, value_name = "PATH", num_args = 1.., value_delimiter = ',',
           required = true)]
     manifests: Vec<PathBuf>,
@@ -38,19 +42,36 @@ pub(super) struct ResolveOptions {
     #[arg(long, env = "CPROXY_EXPLAIN", value_name = "NAMESPACE/NAME", value_parser = parse_service_name)]
     explain: Option<ServiceName>,
     #[command(flatten)]
+    policy: PolicyOptions,
+    #[command(flatten)]
     output: OutputOptions,
 }
 
-pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<()> {
-    let mut store = Store::new(options.node.context(&options.node_name));
-    let parse_options = ParseOptions {
-        node_name: store.node_name().map(str::to_owned),
-        whole_service: options.explain.clone(),
-        has_policies: false,
-        has_pipes: true,
-    };
-    let path_of = |path: &PathBuf| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path.clone() };
-    let files = Files::read(&options.manifests.iter().map(path_of).collect::<Vec<_>>(), parse_options)?;
+impl ResolveOptions {
+    /// Reads the files.
+    fn files(&self, store: &Store) -> Result<Files, ManifestError> {
+        let parse_options = ParseOptions {
+            node_name: store.node_name().map(str::to_owned),
+            whole_service: self.explain.clone(),
+            has_policies: self.policy.question().is_some(),
+            has_pipes: true,
+        };
+        let path_of = |path: &PathBuf| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path.clone() };
+        Files::read(&self.manifests.iter().map(path_of).collect::<Vec<_>>(), parse_options)
+    }
+}
+
+/// Exit codes: 0, or those of `--policy`.
+pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<ExitCode> {
+    let store = Store::new(options.node.context(&options.node_name));
+    let files = options.files(&store);
+    match options.policy.question() {
+        Some(question) => policy::run(question, files, store, options.output.output),
+        None => print_table(options, &files?, store).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn print_table(options: &ResolveOptions, files: &Files, mut store: Store) -> anyhow::Result<()> {
     let problems: Vec<_> = files.events().flat_map(|event| store.apply(event)).collect();
     // Plans as the agent does, to find problems between Services.
     let mut table = TablePlanner::new(KernelMaps::LIMITS, KernelTable::default());
@@ -62,9 +83,9 @@ pub(super) fn run(options: &ResolveOptions) -> anyhow::Result<()> {
     let all = all.collect();
     match &options.explain {
         Some(name) => {
-            let objects = Objects::of(&files);
+            let objects = Objects::of(files);
             report(&all, Some((name, &objects)));
-            explain(&files, &objects, &store, &table, name, options.output.output)?;
+            explain(files, &objects, &store, &table, name, options.output.output)?;
         }
         None => {
             report(&all, None);

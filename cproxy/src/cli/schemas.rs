@@ -6,12 +6,12 @@ use crate::{
     config::SettingRow,
     diagnose::explain::Answer,
     diagnose::{check::Requirement, status::StatusRow},
-    report::{BackendRow, Explained, FrontendRow, ProblemRow, SocketRow, SummaryRow, TraceRow},
+    report::{BackendRow, Explained, FrontendRow, PolicyAnswer, ProblemRow, SocketRow, SummaryRow, TraceRow},
 };
 
 /// Commands with their output.
 #[must_use]
-pub fn schemas() -> [(&'static str, Schema); 12] {
+pub fn schemas() -> [(&'static str, Schema); 13] {
     [
         ("cproxy get services -o json", schema_for!(Vec<FrontendRow>)),
         ("cproxy get backends -o json", schema_for!(Vec<BackendRow>)),
@@ -21,6 +21,7 @@ pub fn schemas() -> [(&'static str, Schema); 12] {
         ("cproxy status -o json", schema_for!(StatusRow)),
         ("cproxy resolve -o json", schema_for!(Vec<FrontendRow>)),
         ("cproxy resolve --explain NAME -o json", schema_for!(Explained<'_>)),
+        ("cproxy resolve --policy -o json", schema_for!(PolicyAnswer)),
         ("cproxy explain NAME -o json", schema_for!(Answer<'_>)),
         ("cproxy check -o json", schema_for!(Vec<Requirement>)),
         ("cproxy trace -o json", schema_for!(TraceRow)),

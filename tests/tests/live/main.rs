@@ -17,6 +17,7 @@ mod other_users;
 mod places;
 mod privileges;
 mod refused;
+mod resolve_policy;
 mod room;
 mod secrets;
 mod settings;

@@ -17,7 +17,16 @@ const SKIPPED: [&str; 3] = ["target", ".git", "xtask"];
 /// Chapters by their sections: files, or directories whose other files follow. What is in no section comes last.
 const SECTIONS: [(&str, &[&str]); 6] = [
     ("Install", &["docs/integrations", "images/kubernetes", "images/kata", "docs/relay.md", "docs/relay-views.md"]),
-    ("Run", &["docs/reference.md", "docs/operations.md", "docs/reliability.md", "docs/threat-model.md"]),
+    (
+        "Run",
+        &[
+            "docs/reference.md",
+            "docs/operations.md",
+            "docs/network-policy.md",
+            "docs/reliability.md",
+            "docs/threat-model.md",
+        ],
+    ),
     ("Generated reference", &["reference"]),
     (
         "Understand",
