@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use cproxy::manifests::{ParseOptions, parse};
 use cproxy_core::{Event, NodeContext, Problem, ResourceKind, Store, resolve};
 use cproxy_fuzz::{TablePlanners, check_problems};
+use cproxy_policy::{Resolver, compile};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let options = ParseOptions { node_name: Some("here".to_owned()), whole_service: None, has_pipes: false };
+    let options = ParseOptions { node_name: Some("here".to_owned()), ..ParseOptions::default() };
     let contents = match parse("file", text, &options) {
         Ok(contents) => contents,
         Err(message) => {
@@ -25,7 +26,31 @@ fuzz_target!(|text: &str| {
     assert_eq!(again, [], "the same file has no new problems");
     assert!(store.take_dirty().is_empty(), "the same file changes nothing");
     check_order(contents.events().collect(), &store);
+    check_policies(text, options);
 });
+
+/// Checks that objects of network policies are policies of pods, and harm no others.
+fn check_policies(text: &str, options: ParseOptions) {
+    let without = parse("file", text, &options).expect("it could be read before");
+    assert!(without.policy_objects().events().next().is_none(), "they are kept on request alone");
+    let contents =
+        parse("file", text, &ParseOptions { has_policies: true, ..options }).expect("it could be read before");
+    check_problems(contents.problems());
+    assert_eq!(
+        format!("{:?}", contents.events().collect::<Vec<_>>()),
+        format!("{:?}", without.events().collect::<Vec<_>>())
+    );
+    let resolver: Resolver = contents.policy_objects().events().collect();
+    check_problems(&resolver.problems());
+    for name in resolver.pods() {
+        let policy = resolver.pod_policy(name).expect("each pod has a policy");
+        let addresses = |set| {
+            let sets = policy.sets.iter().filter(move |other| other.name == set).flat_map(|set| set.slice_names());
+            sets.filter_map(|slice| resolver.slice(slice)).flat_map(|slice| slice.addresses).collect::<Vec<_>>()
+        };
+        check_problems(&compile(&policy, addresses).problems);
+    }
+}
 
 fn store(events: impl IntoIterator<Item = Event>) -> Store {
     let mut store = Store::new(NodeContext { node_name: Some("here".to_owned()), ..NodeContext::default() });
