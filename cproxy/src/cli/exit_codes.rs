@@ -33,8 +33,8 @@ pub const EXIT_CODES: [(&[u8], &str); 6] = [
     (
         &[NOT_ANSWERED],
         "from `explain`: it cannot be said what a call gets: no root, no table, no agent for a name, or no Service is \
-         known to have the name or the address and not all are known; from `resolve --policy`: a pod is unknown, or has \
-         no address or no port of that name, or a file cannot be read",
+         known to have the name or the address and not all are known; from `resolve --policy`: a pod is unknown, or \
+         has no address or no port of that name, or a file cannot be read",
     ),
     (&[NOT_RUN, NOT_FOUND], "from `exec`: PROGRAM cannot be run, or does not exist"),
 ];

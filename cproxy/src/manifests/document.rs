@@ -91,7 +91,7 @@ enum ObjectError {
     Unreadable(ObjectName, String),
 }
 
-/// What the API server takes as names of a kind's objects.
+/// Rules of the API server for the names of a kind's objects.
 #[derive(Clone, Copy)]
 struct Names {
     kind: &'static str,

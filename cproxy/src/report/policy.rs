@@ -20,7 +20,7 @@ pub struct PolicyAnswer {
     pub port: u16,
     /// Each address of the caller with each of the called pod that is of the same family.
     pub pairs: Vec<PolicyPair>,
-    /// What else is to be known, such as another pod with the same address.
+    /// Facts about the addresses, such as another pod with the same one.
     pub notes: Vec<String>,
 }
 

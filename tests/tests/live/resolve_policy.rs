@@ -1,7 +1,5 @@
 //! `cproxy resolve --policy` with files as people have them: what network policies allow, and which rule says so.
 
-#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
-
 use std::time::{Duration, Instant};
 
 use cproxy_tests::{

@@ -205,7 +205,7 @@ fn addresses_of_set(resolver: &Resolver, policy: &PodPolicy, name: SetName) -> V
     slices.flat_map(|slice| slice.addresses).collect()
 }
 
-/// What is to be known about a pod's addresses, of which one may have been asked for.
+/// Facts about a pod's addresses, of which one may have been asked for.
 fn notes(resolver: &Resolver, pod: &Pod, addresses: &[Address], asked: Option<Address>) -> Vec<String> {
     let found = asked.map(|address| format!("{address} is the address of Pod {}", pod.name));
     let others = addresses.iter().filter_map(|address| {

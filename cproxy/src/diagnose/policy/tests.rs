@@ -230,7 +230,7 @@ fn a_mistake_closes_only_itself() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_said() {
+fn a_question_without_an_answer_says_why() {
     for (from, to, expected) in [
         ("shop/no", "jobs/db:80", "--from shop/no: the manifests have no such Pod"),
         ("lone/odd", "jobs/db:80", "--from lone/odd: the Pod cannot be read"),
