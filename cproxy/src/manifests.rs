@@ -4,6 +4,7 @@ mod contents;
 mod document;
 mod files;
 mod parse;
+mod policy_json;
 mod policy_objects;
 mod poller;
 mod watch;

@@ -46,7 +46,10 @@ pub(crate) fn judge(objects: &PolicyObjects<'_>, from: &Side, to: &Destination) 
     if pairs.is_empty() {
         return Err(format!("--from {from} --to {to}: they have no addresses of one family"));
     }
-    let problems = resolver.problems().into_iter().chain(caller.problems()).chain(called.problems()).collect();
+    let mut problems = resolver.problems();
+    problems.extend(caller.problems().into_iter().chain(called.problems()));
+    let mut notes = caller.notes();
+    notes.extend(called.notes().into_iter().filter(|note| !caller.notes().contains(note)));
     let answer = PolicyAnswer {
         verdict: common_verdict(pairs.iter().map(|pair| &*pair.verdict)).to_owned(),
         from: caller.name(),
@@ -54,7 +57,7 @@ pub(crate) fn judge(objects: &PolicyObjects<'_>, from: &Side, to: &Destination) 
         protocol: to.protocol.to_string(),
         port,
         pairs,
-        notes: caller.notes().into_iter().chain(called.notes()).collect::<BTreeSet<_>>().into_iter().collect(),
+        notes,
     };
     Ok(Judgement { answer, problems })
 }

@@ -11,7 +11,7 @@ use cproxy_core::{
     api::{EndpointSlice, Node, Service},
     is_label, is_subdomain,
 };
-use cproxy_policy::{Read, api};
+use cproxy_policy::Read;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -182,6 +182,12 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> &'a str {
 
 fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, names: Names) -> Parsed<T> {
     let document = Value::Object(fields);
+    let name = object_name(&document, names)?;
+    serde_path_to_error::deserialize(document).map_err(|error| ObjectError::Unreadable(name, error.to_string()))
+}
+
+/// Name of an object, which may be one as the API server sees it.
+fn object_name(document: &Value, names: Names) -> Parsed<ObjectName> {
     let value = |name: &str| document.pointer(&format!("/metadata/{name}"));
     let metadata = |name: &str| value(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     let Some(name) = metadata("name") else {
@@ -197,10 +203,10 @@ fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, names: Names) -
     };
     let namespace = if names.has_namespace { metadata("namespace").unwrap_or("default") } else { "" };
     let name = ObjectName::new(namespace, name);
-    if let Some(field) = invalid_name(names, &name) {
-        return Err(ObjectError::Unreadable(name, field.to_owned()));
+    match invalid_name(names, &name) {
+        Some(field) => Err(ObjectError::Unreadable(name, field.to_owned())),
+        None => Ok(name),
     }
-    serde_path_to_error::deserialize(document).map_err(|error| ObjectError::Unreadable(name, error.to_string()))
 }
 
 /// Error in the names of an object, as the API server finds it.
@@ -287,16 +293,10 @@ impl<'a> DocumentReader<'a> {
     }
 
     fn collect_policy_object(&self, kind: PolicyKind, fields: Map<String, Value>, contents: &mut Contents) {
-        let names = Names::of_policy(kind);
-        let object = match kind {
-            PolicyKind::Namespaces => {
-                parse_object(fields, names).map(|object: api::Namespace| PolicyObject::of_namespace(&object))
-            }
-            PolicyKind::NetworkPolicies => {
-                parse_object(fields, names).map(|object: api::NetworkPolicy| PolicyObject::of_network_policy(&object))
-            }
-            PolicyKind::Pods => parse_object(fields, names).map(|object: api::Pod| PolicyObject::of_pod(&object)),
-        };
+        let document = Value::Object(fields);
+        let object = object_name(&document, Names::of_policy(kind)).and_then(|name| {
+            PolicyObject::read(kind, &document).map_err(|message| ObjectError::Unreadable(name, message))
+        });
         match object {
             Ok(Some(Read { value, problems })) => contents.add_policy_object(value, problems, self.location),
             // Objects without a name have been refused.

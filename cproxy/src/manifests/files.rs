@@ -194,21 +194,19 @@ impl Files {
     /// Problems of objects that are defined several times: only the last definition counts.
     #[must_use]
     pub fn duplicates(&self) -> Vec<Problem> {
-        let label = |(kind, name): &ObjectId<'_>| match kind {
-            ResourceKind::Nodes => format!("{} {}", kind.singular(), name.name),
-            _ => format!("{} {name}", kind.singular()),
-        };
-        let files = || {
-            self.files
-                .iter()
-                .flat_map(|(file, contents)| contents.iter().map(move |contents| (contents, file.as_path())))
-        };
-        let objects = files().flat_map(|(contents, file)| contents.objects().iter().map(move |of| (of.id(), file)));
-        let policy_objects = files()
-            .flat_map(|(contents, file)| contents.each_policy_object().iter().map(move |object| (object.id(), file)));
-        let mut problems = duplicates(objects, label);
-        problems.extend(duplicates(policy_objects, ToString::to_string));
-        problems
+        let mut all = Vec::new();
+        for (file, contents) in self.files.iter().filter_map(|(file, contents)| contents.as_ref().map(|of| (file, of)))
+        {
+            let ids = contents.objects().iter().map(|object| {
+                let (kind, ObjectName { namespace, name }) = object.id();
+                (kind.singular(), &**namespace, &**name)
+            });
+            let policy_ids = contents.each_policy_object().iter().map(|object| object.id().parts());
+            all.extend(ids.chain(policy_ids).map(|id| (id, file.as_path())));
+        }
+        all.sort_unstable();
+        let same = all.chunk_by(|(a, _), (b, _)| a == b).filter(|same| same.len() > 1);
+        same.filter_map(duplicate_problem).collect()
     }
 }
 
@@ -221,21 +219,11 @@ fn check_kind(file: &Path, has_pipes: bool) -> io::Result<()> {
     }
 }
 
-/// Problems of objects that have the same id.
-fn duplicates<'a, Id: Ord>(
-    objects: impl Iterator<Item = (Id, &'a Path)>,
-    label: impl Fn(&Id) -> String,
-) -> Vec<Problem> {
-    let mut all: Vec<_> = objects.collect();
-    all.sort_unstable();
-    let same = all.chunk_by(|(a, _), (b, _)| a == b).filter(|same| same.len() > 1);
-    same.filter_map(|same| duplicate_problem(label(&same.first()?.0), same.iter().map(|(_, file)| *file))).collect()
-}
-
-fn duplicate_problem<'a>(object: String, files: impl Iterator<Item = &'a Path>) -> Option<Problem> {
-    let mut list: Vec<_> = files.map(|file| file.display().to_string()).collect();
+fn duplicate_problem(same: &[((&str, &str, &str), &Path)]) -> Option<Problem> {
+    let mut list: Vec<_> = same.iter().map(|(_, file)| file.display().to_string()).collect();
     list.dedup();
-    let last = list.last()?;
+    let ((kind, namespace, name), last) = (same.first()?.0, list.last()?);
+    let object = format!("{kind} {}", ObjectName::new(namespace, name));
     Some(Problem::new(object, "", format!("defined several times ({}); the one in {last} counts", list.join(", "))))
 }
 

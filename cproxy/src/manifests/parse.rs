@@ -259,8 +259,8 @@ items:
                  object is not used (f (document 1), items[1])",
                 "NetworkPolicy default/odd: spec.ingress[0].ports[0].port: 70000 is not in 1 to 65535; it matches no \
                  port (f (document 3), items[1])",
-                "NetworkPolicy default/typed: spec.podSelector: invalid type: integer `5`, expected struct \
-                 LabelSelector: this object is not used (f (document 3), items[2])",
+                "NetworkPolicy default/typed: spec.podSelector: expected an object: this object is not \
+                 used (f (document 3), items[2])",
                 "Pod default/web.0: status.podIPs[0].ip: \"nowhere\" is no address of a host; ignored (f (document 3), \
                  items[4])",
                 "f (document 3), items[3]: NetworkPolicy without metadata.name: this object is not used",

@@ -1,15 +1,15 @@
 //! Objects that network policies are resolved from: Namespaces, NetworkPolicies and Pods.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::{collections::BTreeMap, fmt};
 
-use cproxy_core::{ObjectName, Problem};
+use cproxy_core::{ObjectName, Problem, sorted_map};
 use cproxy_policy::{
     Event, Namespace, Pod, Policy, Read,
     api::{self, Metadata},
 };
+use serde_json::Value;
+
+use super::policy_json;
 
 /// Kind of an object of network policies. Resolving them in this order is the least work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,25 +59,26 @@ impl PolicyKind {
     }
 }
 
-impl fmt::Display for PolicyId<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind.singular(), ObjectName::new(self.namespace, self.name))
-    }
-}
-
 impl PolicyObject {
-    pub(super) fn of_namespace(object: &api::Namespace) -> Option<Read<Self>> {
-        Some(Read { value: Self::Namespace(Namespace::read(object)?), problems: Vec::new() })
-    }
-
-    pub(super) fn of_network_policy(object: &api::NetworkPolicy) -> Option<Read<Self>> {
-        let Read { value, problems } = Policy::read(object)?;
-        Some(Read { value: Self::NetworkPolicy(Box::new(value)), problems })
-    }
-
-    pub(super) fn of_pod(object: &api::Pod) -> Option<Read<Self>> {
-        let Read { value, problems } = Pod::read(object)?;
-        Some(Read { value: Self::Pod(Box::new(value)), problems })
+    /// Reads an object; `None` if it has no name.
+    ///
+    /// # Errors
+    /// It cannot be decoded: the path of the field, and why.
+    pub(super) fn read(kind: PolicyKind, object: &Value) -> Result<Option<Read<Self>>, String> {
+        Ok(match kind {
+            PolicyKind::Namespaces => {
+                let namespace = Namespace::read(&policy_json::namespace(object)?);
+                namespace.map(|value| Read { value: Self::Namespace(value), problems: Vec::new() })
+            }
+            PolicyKind::NetworkPolicies => {
+                let policy = Policy::read(&policy_json::network_policy(object)?);
+                policy.map(|Read { value, problems }| Read { value: Self::NetworkPolicy(Box::new(value)), problems })
+            }
+            PolicyKind::Pods => {
+                let pod = Pod::read(&policy_json::pod(object)?);
+                pod.map(|Read { value, problems }| Read { value: Self::Pod(Box::new(value)), problems })
+            }
+        })
     }
 
     pub(super) fn id(&self) -> PolicyId<'_> {
@@ -102,6 +103,11 @@ impl PolicyObject {
 impl<'a> PolicyId<'a> {
     fn new(kind: PolicyKind, ObjectName { namespace, name }: &'a ObjectName) -> Self {
         Self { kind, namespace, name }
+    }
+
+    /// Kind as objects name it, namespace and name.
+    pub(super) fn parts(self) -> (&'static str, &'a str, &'a str) {
+        (self.kind.singular(), self.namespace, self.name)
     }
 
     fn of_namespace(name: &'a str) -> Self {
@@ -143,7 +149,8 @@ impl<'a> PolicyObjects<'a> {
     /// Namespaces of pods that have no object. One that cannot be read has labels that are not known.
     fn namespaces_without_object(&self) -> Vec<Namespace> {
         let pods = self.0.keys().filter(|id| id.kind == PolicyKind::Pods);
-        let names: BTreeSet<_> = pods.map(|id| id.namespace).collect();
+        let mut names: Vec<_> = pods.map(|id| id.namespace).collect();
+        names.dedup();
         let is_missing = |name: &&str| !self.0.contains_key(&PolicyId::of_namespace(name));
         let namespace = |name: &str| {
             let metadata = Metadata { name: name.to_owned(), ..Metadata::default() };
@@ -155,7 +162,7 @@ impl<'a> PolicyObjects<'a> {
 
 impl<'a> FromIterator<&'a PolicyObject> for PolicyObjects<'a> {
     fn from_iter<I: IntoIterator<Item = &'a PolicyObject>>(objects: I) -> Self {
-        Self(objects.into_iter().map(|object| (object.id(), object)).collect())
+        Self(sorted_map(objects.into_iter().map(|object| (object.id(), object))))
     }
 }
 

@@ -160,7 +160,7 @@ fn the_younger_of_two_pods_has_their_address() {
     let policies = [ingress("young", "[{from: [{namespaceSelector: {}}]}]")];
     let note = "10.1.0.4 is an address of Pod lone/young, too, and rules take it for that pod's";
     let answer = |from: &str| judgement(&policies, from, "10.1.0.2:80").unwrap().answer;
-    assert_eq!(answer("lone/old").notes, ["10.1.0.2 is the address of Pod jobs/db", note]);
+    assert_eq!(answer("lone/old").notes, [note, "10.1.0.2 is the address of Pod jobs/db"]);
     assert_eq!(answer("lone/young").notes, ["10.1.0.2 is the address of Pod jobs/db"]);
     let by_address = answer("10.1.0.4");
     assert_eq!(by_address.from, "lone/young");
@@ -170,7 +170,7 @@ fn the_younger_of_two_pods_has_their_address() {
          SIDE      POD          VERDICT   WHY\n\
          egress    lone/young   allowed   no NetworkPolicy isolates the pod for egress\n\
          ingress   jobs/db      allowed   NetworkPolicy jobs/young, ingress rule 0\n\n\
-         10.1.0.2 is the address of Pod jobs/db\n10.1.0.4 is the address of Pod lone/young\n"
+         10.1.0.4 is the address of Pod lone/young\n10.1.0.2 is the address of Pod jobs/db\n"
     );
 }
 
