@@ -122,6 +122,10 @@ pub struct Rule {
     #[serde(default)]
     #[prost(message, repeated, tag = "10")]
     pub blocks: Vec<IpBlock>,
+    /// Only those addresses of the sets count that are in one of the ranges.
+    #[serde(default)]
+    #[prost(bool, tag = "11")]
+    pub in_blocks: bool,
 }
 
 /// Ports of one protocol from the first to the last.
@@ -294,12 +298,6 @@ impl Rule {
             PodPorts::All => (true, Vec::new()),
             PodPorts::Some(ranges) => (false, ranges.iter().map(Ports::new).collect()),
         };
-        let (all_peers, sets, blocks) = match peers {
-            PodPeers::All => (true, Vec::new(), Vec::new()),
-            PodPeers::Some { sets, blocks } => {
-                (false, sets.iter().map(ToString::to_string).collect(), blocks.iter().map(IpBlock::new).collect())
-            }
-        };
         Self {
             direction: direction.to_string(),
             tier: tier.to_owned(),
@@ -308,9 +306,10 @@ impl Rule {
             from: (**source).to_owned(),
             all_ports,
             ports,
-            all_peers,
-            sets,
-            blocks,
+            all_peers: matches!(peers, PodPeers::All),
+            sets: peers.sets().iter().map(ToString::to_string).collect(),
+            blocks: peers.blocks().iter().map(IpBlock::new).collect(),
+            in_blocks: matches!(peers, PodPeers::InBlocks { .. }),
         }
     }
 
@@ -332,12 +331,12 @@ impl Rule {
             true => PodPorts::All,
             false => PodPorts::Some(self.ports.iter().map(Ports::read).collect::<Result<_, _>>()?),
         };
-        let peers = match self.all_peers {
-            true => PodPeers::All,
-            false => PodPeers::Some {
-                sets: self.sets.iter().map(|name| read_set_name(name)).collect::<Result<_, _>>()?,
-                blocks: self.blocks.iter().map(IpBlock::read).collect::<Result<_, _>>()?,
-            },
+        let sets = self.sets.iter().map(|name| read_set_name(name)).collect::<Result<_, _>>()?;
+        let blocks = self.blocks.iter().map(IpBlock::read).collect::<Result<_, _>>()?;
+        let peers = match (self.all_peers, self.in_blocks) {
+            (true, _) => PodPeers::All,
+            (false, true) => PodPeers::InBlocks { sets, blocks },
+            (false, false) => PodPeers::Some { sets, blocks },
         };
         let direction = read_direction("direction", &self.direction)?;
         Ok(PodRule { direction, tier, action, source: (*self.from).into(), ports, peers })

@@ -24,7 +24,12 @@ fn policy() -> Policy {
         node_addresses: [parse_address("192.0.2.1").unwrap()].into(),
         own_addresses: [parse_address("10.244.0.1").unwrap(), parse_address("fd00::1").unwrap()].into(),
         rules: vec![
-            accept(Direction::Ingress, PodPorts::All, PodPeers::Some { sets: [set].into(), blocks: [block].into() }),
+            accept(
+                Direction::Ingress,
+                PodPorts::All,
+                PodPeers::Some { sets: [set].into(), blocks: [block.clone()].into() },
+            ),
+            accept(Direction::Egress, PodPorts::All, PodPeers::InBlocks { sets: [set].into(), blocks: [block].into() }),
             accept(Direction::Egress, PodPorts::Some(ports.into()), PodPeers::All),
             PodRule {
                 tier: Tier::Admin(7),
@@ -70,11 +75,11 @@ fn what_is_not_known_is_an_error_and_never_left_out() {
         (|spec| spec.isolated.push("Both".into()), "isolated \"Both\" is not known"),
         (|spec| spec.rules[0].action = "Log".into(), "action \"Log\" is not known"),
         (|spec| spec.rules[0].tier = String::new(), "tier \"\" is not known"),
-        (|spec| spec.rules[2].priority = 70_000, "priority \"70000\" is not known"),
+        (|spec| spec.rules[3].priority = 70_000, "priority \"70000\" is not known"),
         (|spec| spec.rules[0].sets.push("x".into()), "sets \"x\" is not known"),
         (|spec| spec.rules[0].blocks[0].except.push("10.1".into()), "cidr \"10.1\" is not known"),
-        (|spec| spec.rules[1].ports[0].last = 65_536, "port \"65536\" is not known"),
-        (|spec| spec.rules[1].ports[0].protocol = "ICMP".into(), "protocol \"ICMP\" is not known"),
+        (|spec| spec.rules[2].ports[0].last = 65_536, "port \"65536\" is not known"),
+        (|spec| spec.rules[2].ports[0].protocol = "ICMP".into(), "protocol \"ICMP\" is not known"),
         (|spec| spec.sets[0].slices = 3, "slices \"3\" is not known"),
         (|spec| spec.sets[0].slices = 0, "slices \"0\" is not known"),
         (|spec| spec.node_addresses.push("node".into()), "nodeAddresses \"node\" is not known"),
