@@ -10,6 +10,7 @@ mod generator;
 mod load;
 mod pin;
 mod place;
+mod policies;
 mod rates;
 mod report;
 mod starts;
@@ -98,6 +99,8 @@ enum Part {
     Slow,
     /// Start of an agent
     Starts,
+    /// Clients that follow the policy of a pod
+    Policies,
 }
 
 fn main() -> Result<()> {
@@ -156,6 +159,7 @@ impl Results {
             Part::Storms => self.measure_storms(place, changer, arguments),
             Part::Slow => storms::measure_beside_slow(place, changer, rates::RATES[1], arguments.seconds)
                 .map(|slow| self.slow = Some(slow)),
+            Part::Policies => self.measure_policies(place, arguments),
             Part::Starts => starts::measure(place, arguments.starts).map(|starts| self.starts.extend(starts)),
         };
         if let Err(error) = measured {
@@ -165,7 +169,7 @@ impl Results {
     }
 
     fn measure_rates(&mut self, place: &Place<'_>, changer: &mut Changer, arguments: &Arguments) -> Result<()> {
-        let relay = place.start_relay(0)?;
+        let relay = place.start_relay(0, &[])?;
         let mut generator = Generator::start(place.sandbox)?;
         let (idle, buffers) = (memory_at_rest(relay.pid()), socket_buffers_bytes());
         for &clients in &arguments.clients {
@@ -213,6 +217,14 @@ impl Results {
         let clients = arguments.clients.last().copied().unwrap_or(1);
         let cut = Duration::from_secs(arguments.cut_seconds.into());
         storms::measure(place, changer, clients, cut, &mut self.storms)
+    }
+
+    fn measure_policies(&mut self, place: &Place<'_>, arguments: &Arguments) -> Result<()> {
+        let clients = arguments.clients.last().copied().unwrap_or(1);
+        let (footprint, at_rate) = policies::measure(place, clients, arguments.seconds)?;
+        self.footprints.push(footprint);
+        self.rates.push(at_rate);
+        Ok(())
     }
 
     fn add_footprint(&mut self, footprint: Footprint) {

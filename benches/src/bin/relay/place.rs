@@ -63,11 +63,11 @@ impl<'s> Place<'s> {
         self.shape = shape;
     }
 
-    /// Starts a relay on its CPU and waits until it is ready.
-    pub(crate) fn start_relay(&self, number: usize) -> Result<RunningRelay> {
+    /// Starts a relay on its CPU, with further arguments, and waits until it is ready.
+    pub(crate) fn start_relay(&self, number: usize, args: &[&str]) -> Result<RunningRelay> {
         let (listen, metrics) = RELAYS.get(number).context("there are two addresses for relays")?;
         let relay = RelayServer::new(self.sandbox).kubeconfig(&self.relay_kubeconfig).listen(listen);
-        let mut relay = relay.metrics(metrics.parse()?).without_authentication().spawn();
+        let mut relay = relay.metrics(metrics.parse()?).without_authentication().args(args).spawn();
         pin::to_cpu(relay.pid(), pin::RELAY_CPU)?;
         relay.wait_ready(Duration::from_secs(60));
         Ok(relay)
@@ -81,6 +81,7 @@ impl<'s> Place<'s> {
             count,
             checked: CHECKED,
             nodes: NODES,
+            has_policies: false,
             spread_ms: spread.as_millis() as u64,
             kubeconfig: self.control_plane.agent_kubeconfig().display().to_string(),
             servers,

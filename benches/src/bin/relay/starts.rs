@@ -39,7 +39,7 @@ pub(crate) struct Starts {
 
 /// Starts an agent from each source in turn.
 pub(crate) fn measure(place: &Place<'_>, count: u32) -> Result<Vec<Starts>> {
-    let relay = place.start_relay(0)?;
+    let relay = place.start_relay(0, &[])?;
     count_bytes(place);
     let mut both =
         [Source::ApiServer, Source::Relay].map(|source| Starts { shape: place.shape, source, all: Vec::new() });

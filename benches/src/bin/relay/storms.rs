@@ -88,7 +88,7 @@ pub(crate) fn measure(
     storms: &mut Vec<Storm>,
 ) -> Result<()> {
     storms.push(arrive(place, clients)?);
-    let relays = vec![place.start_relay(0)?];
+    let relays = vec![place.start_relay(0, &[])?];
     let generator = Generator::start(place.sandbox)?;
     let mut scene = Scene { place, relays, generator, changer };
     scene.generator.start_clients(&scene.place.clients(1, clients, CALM * clients))?;
@@ -103,7 +103,7 @@ pub(crate) fn measure(
 
 /// Clients that decode nothing arrive at a relay of their own.
 fn arrive(place: &Place<'_>, clients: u32) -> Result<Storm> {
-    let relay = place.start_relay(0)?;
+    let relay = place.start_relay(0, &[])?;
     let mut generator = Generator::start(place.sandbox)?;
     let (server, versions) = (Place::relay_address(), ["services", "endpointslices"].map(|of| version_of(&relay, of)));
     let bystander = Bystander::start(place.sandbox, server);
@@ -130,7 +130,7 @@ fn version_of(relay: &RunningRelay, resource: &str) -> u64 {
 
 /// Kills one of two relays, both of which all clients know.
 fn fail_over(place: &mut Place<'_>, changer: &mut Changer, clients: u32) -> Result<Storm> {
-    let relays = vec![place.start_relay(0)?, place.start_relay(1)?];
+    let relays = vec![place.start_relay(0, &[])?, place.start_relay(1, &[])?];
     let generator = Generator::start(place.sandbox)?;
     let mut scene = Scene { place, relays, generator, changer };
     scene.generator.start_clients(&scene.place.clients(2, clients, CALM * clients))?;
@@ -148,7 +148,7 @@ impl Scene<'_, '_> {
         self.change_and_settle()?;
         self.storm("the only relay is killed and started again", |scene| {
             scene.relays.swap_remove(0).kill();
-            scene.relays.push(scene.place.start_relay(0)?);
+            scene.relays.push(scene.place.start_relay(0, &[])?);
             Ok(())
         })
     }
@@ -232,7 +232,7 @@ pub(crate) fn measure_beside_slow(
     rate: (u32, usize),
     seconds: u32,
 ) -> Result<BesideSlow> {
-    let relay = place.start_relay(0)?;
+    let relay = place.start_relay(0, &[])?;
     let mut generator = Generator::start(place.sandbox)?;
     generator.start_clients(&place.clients(1, BESIDE_SLOW, CALM * BESIDE_SLOW))?;
     generator.wait_for_lists()?;

@@ -38,7 +38,7 @@ impl Versions {
     /// The next version, about a revision. Later versions are larger whatever the revision is.
     pub(super) fn next(&mut self, revision: u64) -> u64 {
         let tag = self.epoch & ((1 << TAG_BITS) - 1);
-        let least = revision.checked_shl(REVISION_SHIFT).map_or(0, |version| version | tag);
+        let least = revision.saturating_mul(1 << REVISION_SHIFT) | tag;
         self.last = least.max(self.last.saturating_add(1 << TAG_BITS));
         self.first = self.first.min(self.last);
         self.last

@@ -14,6 +14,8 @@ use std::{
 
 use cproxy_core::api::{EndpointSlice, Node, Object, Service};
 use cproxy_network::SocketSetup;
+use cproxy_policy::served::{AddressSlice, PodPolicy};
+use cproxy_relay_core::Policies;
 use cproxy_tests::control_plane::NODE;
 use cproxy_wire::{
     ApiClient, ApiServer, Configuration, ENDPOINT_SLICES, FieldSelector, SERVICES, Selectors, Subscriber, WatchEvent,
@@ -160,7 +162,11 @@ pub(crate) async fn start(shared: Arc<Shared>, first: u32, start: Start, configu
         let client = ApiClient::new(options.clone(), configuration.clone(), setup);
         let is_checked = id < start.checked;
         let has_node = id < start.nodes;
-        clients.spawn(follow(shared.clone(), id, client, is_checked, has_node));
+        if start.has_policies {
+            clients.spawn(follow_policies(shared.clone(), id, client));
+        } else {
+            clients.spawn(follow(shared.clone(), id, client, is_checked, has_node));
+        }
         let due = Duration::from_millis(start.spread_ms) * (index + 1) / start.count;
         tokio::time::sleep_until(begin + due).await;
     }
@@ -203,6 +209,15 @@ async fn follow(shared: Arc<Shared>, id: u32, client: ApiClient, is_checked: boo
     }
 }
 
+async fn follow_policies(shared: Arc<Shared>, id: u32, client: ApiClient) {
+    const ALL: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };
+    let [mut policies, mut slices] = [(); 2].map(|()| Follower { shared: shared.clone(), id });
+    tokio::join!(
+        follow_resource::<Brief<PodPolicy>, _>(&client, ALL, &mut policies),
+        follow_resource::<Brief<AddressSlice>, _>(&client, ALL, &mut slices),
+    );
+}
+
 /// Subscriber that records versions.
 struct Follower {
     shared: Arc<Shared>,
@@ -211,9 +226,12 @@ struct Follower {
 
 impl Follower {
     fn record<K: WatchedResource>(&self, event: &WatchEvent<K>) {
-        let kind = match K::PLURAL {
-            "services" => 0,
-            "endpointslices" => 1,
+        // A version of policies tells the revision of the API server that it is about.
+        let (kind, number): (_, fn(&str) -> u64) = match K::PLURAL {
+            "services" => (0, number),
+            "endpointslices" => (1, number),
+            "podpolicies" => (0, |version| Policies::revision(number(version))),
+            "addressslices" => (1, |version| Policies::revision(number(version))),
             _ => return,
         };
         match event {

@@ -39,6 +39,8 @@ pub(crate) struct Start {
     pub(crate) checked: u32,
     /// The first of all clients that follow their Node, too.
     pub(crate) nodes: u32,
+    /// They follow the policy of their pod and the slices that it names, instead of Services.
+    pub(crate) has_policies: bool,
     /// Milliseconds over which they start.
     pub(crate) spread_ms: u64,
     pub(crate) kubeconfig: String,

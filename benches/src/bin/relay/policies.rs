@@ -1,0 +1,182 @@
+//! Policies of pods: clients whose policy names one set of many addresses, and pods that enter and leave it.
+
+use std::{future::ready, time::Duration};
+
+use anyhow::{Context as _, Result};
+use cproxy_tests::{manifest, usage::Memory};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use kube::{
+    Client,
+    api::{Patch, PatchParams, PostParams},
+    core::Request,
+};
+use serde_json::{Value, json};
+use tokio::{
+    runtime::Runtime,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    CALM, RELAY,
+    clock::{between, now_ns},
+    generator::Generator,
+    load::{protocol::Start, receipts::Change},
+    place::{Moment, Place, load_average, memory_at_rest, socket_buffers_bytes},
+    rates::AtRate,
+    report::Footprint,
+};
+
+/// Addresses of the set.
+const MEMBERS: usize = 10_000;
+/// Pods that enter and leave it in turn.
+const MOVERS: usize = 50;
+/// Changes a second.
+const RATE_PER_S: u32 = 5;
+/// Requests under way while pods are created.
+const CONCURRENCY: usize = 32;
+/// Namespace of the pods.
+const NAMESPACE: &str = "policies";
+/// Pod whose policy all clients get.
+const OWN_POD: &str = "web-0";
+
+/// Views that give each client the policy of one pod.
+const VIEWS: &str = "views: [{name: all, match: {usernames: ['*']}, namespaces: all, policy: {pod: policies/web-0}}]";
+
+/// Measures clients of policies.
+pub(crate) fn measure(place: &Place<'_>, clients: u32, seconds: u32) -> Result<(Footprint, AtRate)> {
+    let mut pods = Pods::new(place)?;
+    eprintln!("creating {MEMBERS} pods");
+    pods.create()?;
+    let without = place.start_relay(1, &[])?;
+    let idle_without = memory_at_rest(without.pid());
+    drop(without);
+    let views = manifest::write_text(place.sandbox.dir(), "views.yaml", VIEWS).display().to_string();
+    let relay = place.start_relay(0, &["--policies", "--views", &views])?;
+    let mut generator = Generator::start(place.sandbox)?;
+    let (idle, buffers) = (memory_at_rest(relay.pid()), socket_buffers_bytes());
+    let mib = |memory: Memory| memory.anonymous as f64 / f64::from(1 << 20);
+    eprintln!("anonymous memory without and with policies: {:.1} and {:.1} MiB", mib(idle_without), mib(idle));
+    let start = Start { has_policies: true, checked: 0, nodes: 0, ..place.clients(1, clients, CALM * clients) };
+    generator.start_clients(&start)?;
+    generator.wait_for_lists()?;
+    let buffers_bytes = socket_buffers_bytes().saturating_sub(buffers);
+    let memory = memory_at_rest(relay.pid());
+    let footprint = Footprint { server: RELAY, clients, idle, memory, buffers_bytes, upstream: Vec::new() };
+    eprintln!("{}", footprint.text());
+    generator.record()?;
+    let before = Moment::now(place, Some(&relay), &generator)?;
+    let changes = pods.change(seconds)?;
+    let last = changes.iter().map(|change| change.version).max().unwrap_or_default();
+    let answered_ns = changes.iter().map(|change| change.answered_ns).max().unwrap_or_default();
+    let settled_ns = generator.settle([0, last])?;
+    let shares = Moment::now(place, Some(&relay), &generator)?.since(&before);
+    let [latencies, unhurried] = generator.latencies(&changes)?;
+    let time = Duration::from_secs(seconds.into()) + between(answered_ns, settled_ns);
+    let events = latencies.receipts.max(1) as f64;
+    eprintln!("{:.1} us of the relay's CPU for an event and client", shares.relay * time.as_secs_f64() * 1e6 / events);
+    let at_rate = AtRate {
+        server: RELAY,
+        remark: ", policies",
+        clients,
+        rate_per_s: RATE_PER_S,
+        events_per_s: events / time.as_secs_f64(),
+        latencies,
+        unhurried,
+        shares,
+        rest: between(answered_ns, settled_ns),
+        load_average: load_average(),
+    };
+    eprintln!("{}", at_rate.text());
+    let metrics = relay.metrics();
+    let metrics: Vec<_> = metrics.lines().filter(|line| line.starts_with("cproxy_relay_policy")).collect();
+    eprintln!("{}", metrics.join("\n"));
+    Ok((footprint, at_rate))
+}
+
+/// Pods at the API server.
+struct Pods {
+    runtime: Runtime,
+    client: Client,
+    changed: usize,
+}
+
+impl Pods {
+    fn new(place: &Place<'_>) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let client = runtime.block_on(place.control_plane.client());
+        Ok(Self { runtime, client, changed: 0 })
+    }
+
+    fn create(&mut self) -> Result<()> {
+        let client = self.client.clone();
+        self.runtime.block_on(async move {
+            let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+            post(&client, "/api/v1/namespaces", &namespace).await?;
+            let policy = json!({
+                "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+                "metadata": {"namespace": NAMESPACE, "name": "members"},
+                "spec": {
+                    "podSelector": {"matchLabels": {"app": "web"}},
+                    "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "member"}}}]}],
+                },
+            });
+            post(&client, &format!("/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"), &policy)
+                .await?;
+            let member = |number| (format!("member-{number}"), if number < MEMBERS { "member" } else { "mover" });
+            let names = (0..MEMBERS + MOVERS).map(member).chain([(OWN_POD.to_owned(), "web")]);
+            let create = |(number, (name, app))| create_pod(client.clone(), number, name, app);
+            let pods = stream::iter(names.enumerate()).map(create).buffer_unordered(CONCURRENCY);
+            pods.try_for_each(|()| ready(Ok(()))).await
+        })
+    }
+
+    /// Has pods enter and leave the set at a rate.
+    fn change(&mut self, seconds: u32) -> Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        let begin = Instant::now();
+        for index in 0..RATE_PER_S * seconds {
+            let due = begin + Duration::from_secs(index.into()) / RATE_PER_S;
+            let (name, enters) =
+                (format!("member-{}", MEMBERS + self.changed % MOVERS), self.changed / MOVERS % 2 == 0);
+            self.changed += 1;
+            let client = self.client.clone();
+            changes.push(self.runtime.block_on(async move {
+                sleep_until(due).await;
+                let app = if enters { "member" } else { "mover" };
+                let labels = json!({"metadata": {"labels": {"app": app}}});
+                let request = Request::new(format!("/api/v1/namespaces/{NAMESPACE}/pods"));
+                let request = request.patch(&name, &PatchParams::default(), &Patch::Merge(labels))?;
+                let sent_ns = now_ns();
+                let answer: Value = client.request(request).await.with_context(|| format!("changing {name}"))?;
+                let version = answer.pointer("/metadata/resourceVersion").and_then(Value::as_str);
+                let version =
+                    version.and_then(|version| version.parse().ok()).context("an answer without a version")?;
+                anyhow::Ok(Change { name, version, sent_ns, answered_ns: now_ns() })
+            })?);
+        }
+        Ok(changes)
+    }
+}
+
+async fn create_pod(client: Client, number: usize, name: String, app: &'static str) -> Result<()> {
+    let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"namespace": NAMESPACE, "name": name, "labels": {"app": app}},
+        "spec": {"nodeName": format!("node-{}", number % 100), "containers": [{"name": "c", "image": "i"}]},
+    });
+    post(&client, &pods, &pod).await?;
+    let address = format!("10.{}.{}.{}", 128 + (number >> 16), number >> 8 & 0xff, number & 0xff);
+    let status = json!({"status": {
+        "phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
+        "hostIP": "192.0.2.1", "hostIPs": [{"ip": "192.0.2.1"}],
+    }});
+    let request =
+        Request::new(pods).patch_subresource("status", &name, &PatchParams::default(), &Patch::Merge(status))?;
+    client.request::<Value>(request).await.with_context(|| format!("changing {name}")).map(drop)
+}
+
+async fn post(client: &Client, path: &str, object: &Value) -> Result<()> {
+    let request = Request::new(path).create(&PostParams::default(), object.to_string().into_bytes())?;
+    client.request::<Value>(request).await.with_context(|| format!("creating an object at {path}")).map(drop)
+}
