@@ -157,6 +157,10 @@ fn the_charts_default_objects_are_those_of_the_overlays_and_the_alerts() {
     let autoscaler = yaml(&read(&images().join("kubernetes/overlays/relay/autoscaler.yaml")));
     assert_eq!(scaled["HorizontalPodAutoscaler/cproxy-relay"], autoscaler);
     assert_eq!(scaled["Deployment/cproxy-relay"]["spec"].get("replicas"), None, "the autoscaler decides");
+    let policies = comparable(rendered(&sandbox, &["--set", "relay.policies=resolve"]));
+    for (name, object) in &comparable(overlay(&sandbox, "relay-policies")) {
+        assert_eq!(&policies[name], object, "{name}");
+    }
     let token = comparable(rendered(&sandbox, &["--set", "agents.staticToken=true"]));
     assert_eq!(token["Secret/cproxy-token"], yaml(&read(&images().join("kubernetes/static-token.yaml"))));
 }
@@ -249,6 +253,7 @@ fn wrong_values_are_refused_by_name() {
         ("relay.replicas=many", ["/relay/replicas", "integer"]),
         ("relay.service.type=ClusterIP", ["/relay/service/type", "LoadBalancer"]),
         ("relay.image.repository=cproxy-relay:0.1.0", ["/relay/image/repository", "pattern"]),
+        ("relay.policies=follow", ["/relay/policies", "resolve"]),
         ("relay.extraArgs={listen}", ["/relay/extraArgs/0", "pattern"]),
         ("relay.networkPolicy.clients={10.0.0.0}", ["/relay/networkPolicy/clients/0", "pattern"]),
         ("agents.provider.kind=Pod", ["/agents/provider/kind", "ServiceAccount"]),

@@ -94,6 +94,16 @@ fn the_relays_overlay_is_accepted_and_grants_only_what_the_relay_needs() {
             assert!(!is_permitted(&[verb, kind, "--all-namespaces"]), "{verb} {kind}");
         }
     }
+    // It reads what policies are resolved from only if it is to serve them.
+    let permissions = |kind: &str| ["list", "watch", "get"].map(|verb| is_permitted(&[verb, kind, "--all-namespaces"]));
+    let inputs = ["pods", "namespaces", "networkpolicies.networking.k8s.io"];
+    for kind in inputs {
+        assert_eq!(permissions(kind), [false; 3], "{kind}");
+    }
+    control_plane.kubectl(&["apply", "-f", "-"], &rendered(&control_plane, "overlays/relay-policies"));
+    for kind in inputs {
+        assert_eq!(permissions(kind), [true, true, false], "{kind}");
+    }
 }
 
 /// The code block of the README that has these words.
