@@ -171,7 +171,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// What matches the addresses of a range that are in no set.
+    /// Matches of the addresses of a range that are in no set.
     fn outside_sets(&self, of_range: &Matches) -> Matches {
         let rules = of_range.rules.iter().copied().filter(|&id| !self.is_in_blocks(id)).collect();
         Matches { is_always: of_range.is_always, rules }
