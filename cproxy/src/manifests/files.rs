@@ -9,7 +9,7 @@ use std::{
 use cproxy_core::{Event, ObjectName, Problem, ResourceKind};
 
 use super::{
-    contents::{Contents, FileObject, ObjectId, ParseOptions, WholeObject, list_events, whole_objects},
+    contents::{Contents, FileObject, ParseOptions, WholeObject, list_events, whole_objects},
     parse::parse,
     policy_objects::PolicyObjects,
 };
