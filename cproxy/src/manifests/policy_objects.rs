@@ -169,5 +169,5 @@ impl<'a> FromIterator<&'a PolicyObject> for PolicyObjects<'a> {
 /// A problem of an object, with its location.
 pub(super) fn located(problem: Problem, location: impl fmt::Display) -> Problem {
     let Problem { object, field, message } = problem;
-    Problem { object, field, message: format!("{message} ({location})") }
+    Problem::new(object, field, format!("{message} ({location})"))
 }
