@@ -167,7 +167,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("policies", SuiteKind::Live, &[Need::PolicyEngines], &[], 75, 110),
     suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 20),
     suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 100),
-    suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 130),
+    suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 150),
     suite("scale", SuiteKind::Live, &[Need::ShippedAgent], &[all(Class::Exclusive)], 10, 220),
     suite("budgets", SuiteKind::Live, &[Need::ShippedAgent, Need::ControlPlane], &[all(Class::Exclusive)], 10, 170),
     suite("fuzz", SuiteKind::Fuzz, &[Need::Fuzzer], &[], 5, 90),

@@ -12,7 +12,8 @@ use std::{
 
 use allocation_counter::measure;
 use cproxy_core::ObjectName;
-use cproxy_policy::{Changes, Event, Namespace, Pod, Policy, Resolver, api};
+use cproxy_policy::{Changes, Event, Namespace, Pod, Policy, Resolver, api, served};
+use prost::Message as _;
 use serde_json::{Value, json};
 
 const NAMESPACES: u32 = 200;
@@ -125,6 +126,12 @@ fn a_hundred_thousand_pods_fit_and_a_change_is_small() {
         microseconds / 1000
     );
     assert!(memory.bytes_current <= BYTES_MAX, "{} KiB", memory.bytes_current >> 10);
+
+    let slices: Vec<_> = resolver.slices().filter_map(|name| resolver.slice(name)).collect();
+    let addresses: usize = slices.iter().map(|slice| slice.addresses.len()).sum();
+    let encoded: usize = slices.iter().map(|slice| served::AddressSlice::new(slice).encoded_len()).sum();
+    println!("{} slices with {addresses} addresses, {} KiB encoded", slices.len(), encoded >> 10);
+    drop(slices);
 
     // A label change moves a pod from one workload's sets to another's.
     let mut elapsed = Vec::new();
