@@ -17,7 +17,8 @@ impl Resolver {
 
     fn problems_of(&self, selection: &Selection) -> Vec<Problem> {
         let left_out = selection.left_out.iter().filter_map(|&set| self.sets.get(set));
-        let groups: BTreeSet<u32> = left_out.map(|set| set.group).collect();
+        // A set without an address loses none.
+        let groups: BTreeSet<u32> = left_out.filter(|set| set.count > 0).map(|set| set.group).collect();
         let mut problems = Vec::new();
         for PolicyRow { policy, groups: of_rules } in selection.policies.iter().filter_map(|&id| self.policies.get(id))
         {

@@ -102,14 +102,14 @@ impl Selections {
         selection.is_beyond || selection.addresses > POD_ADDRESSES_MAX
     }
 
-    /// Decides which sets are within the bounds: the smallest, so that a set that grows harms itself first. Returns
-    /// whether others are than before.
+    /// Decides which sets are within the bounds: the smallest, so that a set that grows harms itself first, and those
+    /// without an address last. Returns whether others are than before.
     pub(super) fn assess(&mut self, id: u32, sets: &Sets) -> bool {
         let Some(selection) = self.rows.get_mut(id) else { return false };
         let members = selection.groups.iter().flat_map(|&group| sets.of_group(group));
         let mut by_size: Vec<_> =
             members.filter_map(|(_, id)| sets.get(id).map(|set| (set.count, set.name, id))).collect();
-        by_size.sort_unstable();
+        by_size.sort_unstable_by_key(|&(count, name, id)| (count == 0, count, name, id));
         selection.addresses = by_size.iter().map(|set| set.0).sum();
         selection.is_beyond = selection.addresses > POD_ADDRESSES_MAX || by_size.len() > POD_SETS_MAX;
         let (mut addresses, mut within) = (0, 0);
