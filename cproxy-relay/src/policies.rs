@@ -1,6 +1,7 @@
 //! Network policies: from the API server, or another relay, to the policies of pods that clients ask for.
 
 use std::{
+    collections::BTreeSet,
     future::pending,
     marker::PhantomData,
     sync::{
@@ -116,6 +117,7 @@ impl PolicyService {
 
     /// Publishes changes for ever.
     pub(crate) async fn publish(&self, cache: &Cache) {
+        let mut reported = BTreeSet::new();
         loop {
             self.changed.notified().await;
             let began = StdInstant::now();
@@ -125,6 +127,9 @@ impl PolicyService {
             for (count, number) in [(resolve_ns, spent_ns), (all, updates as u64), (changed, published as u64)] {
                 count.fetch_add(number, Ordering::Relaxed);
             }
+            let problems = self.policies.problems();
+            problems.difference(&reported).for_each(|problem| tracing::warn!("{problem}"));
+            reported = problems;
             self.known.send_replace(self.policies.known_revision());
             cache.bound_and_wake();
             sleep(GATHERING).await;

@@ -17,14 +17,14 @@ mod version;
 mod watch;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
 use bytes::Bytes;
-use cproxy_core::ObjectName;
+use cproxy_core::{ObjectName, Problem};
 use cproxy_policy::{AddressSlice, Changes, PodIdentity, SliceName, served};
 use prost::Message as _;
 
@@ -190,6 +190,12 @@ impl Policies {
             watchers: state.watchers.len(),
             ..state.source.counts()
         })
+    }
+
+    /// Rules that name sets of which no address is allowed, since the sets of one pod would be too large.
+    #[must_use]
+    pub fn problems(&self) -> BTreeSet<Problem> {
+        self.state().source.problems()
     }
 
     /// Name of the pod with an identity.

@@ -137,7 +137,7 @@ impl Pods {
         for index in 0..RATE_PER_S * seconds {
             let due = begin + Duration::from_secs(index.into()) / RATE_PER_S;
             let (name, enters) =
-                (format!("member-{}", MEMBERS + self.changed % MOVERS), self.changed / MOVERS % 2 == 0);
+                (format!("member-{}", MEMBERS + self.changed % MOVERS), (self.changed / MOVERS).is_multiple_of(2));
             self.changed += 1;
             let client = self.client.clone();
             changes.push(self.runtime.block_on(async move {

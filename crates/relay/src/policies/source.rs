@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cproxy_core::ObjectName;
+use cproxy_core::{ObjectName, Problem};
 use cproxy_policy::{AddressSlice, Changes, PodIdentity, PodPolicy, Resolver, SliceName};
 
 use super::{
@@ -111,6 +111,14 @@ impl Source {
         match self {
             Self::Resolver(resolver) => resolver.slices().collect(),
             Self::Followed(followed) => followed.slices.keys().copied().collect(),
+        }
+    }
+
+    /// Rules that name sets of which no address is allowed. Another relay reports its own.
+    pub(super) fn problems(&self) -> BTreeSet<Problem> {
+        match self {
+            Self::Resolver(resolver) => resolver.problems(),
+            Self::Followed(_) => BTreeSet::new(),
         }
     }
 
