@@ -502,6 +502,8 @@ fn start_etcd(sandbox: &Sandbox, binaries: &Path) -> Daemon {
     command.arg("--data-dir").arg(sandbox.dir().join(ETCD_DATA)).arg("--unsafe-no-fsync").arg("--log-level=warn");
     command.arg(format!("--listen-client-urls={ETCD}")).arg(format!("--advertise-client-urls={ETCD}"));
     command.arg("--listen-peer-urls=http://127.0.0.1:2380");
+    // 100,000 Pods with their first changes are beyond the default.
+    command.arg("--quota-backend-bytes=8589934592");
     Daemon::spawn(sandbox, "etcd", Placement::Unhooked, command)
 }
 

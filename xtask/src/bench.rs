@@ -55,6 +55,8 @@ enum Selection {
     Fanout,
     /// Memory, CPU time and latency of the relay with thousands of clients, beside the API server
     Relay,
+    /// Cost of lists and watches of all Pods for the API server
+    Pods,
     /// CPU time and memory of the agent while it looks for stale sockets
     Sockets,
     /// Distribution of connections over endpoints, beside kube-proxy
@@ -78,7 +80,7 @@ enum Requirements {
 }
 
 /// In the order in which they run and are documented.
-const BENCHMARKS: [Selection; 17] = [
+const BENCHMARKS: [Selection; 18] = [
     Selection::Connect,
     Selection::Request,
     Selection::Wrk,
@@ -94,6 +96,7 @@ const BENCHMARKS: [Selection; 17] = [
     Selection::Propagation,
     Selection::Fanout,
     Selection::Relay,
+    Selection::Pods,
     Selection::Sockets,
     Selection::Balance,
 ];
@@ -159,6 +162,7 @@ impl Selection {
             Self::Propagation => "propagation",
             Self::Fanout => "fanout",
             Self::Relay => "relay",
+            Self::Pods => "pods",
             Self::Sockets => "sockets",
             Self::Balance => "balance",
             Self::Guest => "guest",
@@ -185,7 +189,8 @@ impl Selection {
         match self {
             Self::Connect | Self::Request | Self::Wrk | Self::Redis | Self::RedisCluster => Requirements::Programs,
             Self::Rolling | Self::Udp | Self::Balance | Self::Guest | Self::SmallGuest => Requirements::Programs,
-            Self::Agent | Self::Start | Self::Propagation | Self::Fanout | Self::Relay => Requirements::ControlPlane,
+            Self::Agent | Self::Start | Self::Propagation | Self::Fanout => Requirements::ControlPlane,
+            Self::Relay | Self::Pods => Requirements::ControlPlane,
             Self::Datapath | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
         }
     }

@@ -18,6 +18,7 @@ pub use self::{
 use self::{
     file::{Entry, File},
     interned::InternedViews,
+    policy::PolicyOf,
     view::{Namespaces, Shown},
 };
 use crate::{Identity, PeerAddress, Reason, Refusal};
@@ -68,6 +69,21 @@ impl Views {
         let namespaces = namespaces.ok_or_else(|| no_namespace(entry, peer, identity))?;
         let node = entry.node.as_deref().or(identity.node_name.as_deref()).map(str::to_owned);
         Ok(self.interned.share(Shown::new(namespaces, &self.file.always_shown, node)))
+    }
+}
+
+impl Views {
+    /// Pods whose network policies a client gets. Without a file of views each client gets its own pod's.
+    ///
+    /// # Errors
+    /// The view gives it none, or the client has no pod or node.
+    pub fn policy(&self, peer: &PeerAddress, identity: &Identity) -> Result<PolicyClient, Refusal> {
+        let entry = self.file.entry(peer, identity);
+        let policy = entry.map_or(PolicyOf::Own, |entry| entry.policy.clone());
+        policy.of(peer, identity).map_err(|(reason, given)| {
+            let view = entry.map_or_else(|| "the relay".to_owned(), |entry| format!("view {:?}", entry.name));
+            Refusal::new(reason, format!("{view} gives {} {given}", client(peer, identity)))
+        })
     }
 }
 

@@ -13,6 +13,7 @@ mod interest;
 mod object;
 mod scope;
 mod source;
+mod summary;
 mod version;
 mod watch;
 
@@ -34,6 +35,7 @@ pub use self::{
     interest::{Interest, InterestWatch},
     object::{PolicyKind, PolicyObject, policy_deletion, policy_object_name},
     scope::PolicyScope,
+    summary::PolicySummary,
     watch::{PolicyStart, PolicyWatch},
 };
 use crate::{
@@ -85,23 +87,9 @@ struct Notice {
     gone: Option<PodIdentity>,
 }
 
-/// Numbers about policies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PolicySummary {
-    /// All changes up to this version are published.
-    pub version: u64,
-    /// Number of pods.
-    pub pods: usize,
-    /// Number of sets that policies name.
-    pub sets: usize,
-    /// Rules that name sets beyond the bounds of one pod.
-    pub oversized: usize,
-    /// Number of clients that watch policies, or wait for other sets.
-    pub watchers: usize,
-}
-
 impl Policies {
-    /// Policies that are resolved from Pods, Namespaces and NetworkPolicies. `epoch` is a random number of this process.
+    /// Policies that are resolved from Pods, Namespaces and NetworkPolicies. `epoch` is a random number of this
+    /// process.
     #[must_use]
     pub fn resolved(slices: Arc<Collection>, epoch: u64) -> Self {
         Self::new(slices, Source::resolver(), epoch)

@@ -29,7 +29,8 @@ const PLANTED: &str = "c2VjcmV0IG9mIGEgcG9k-planted";
 /// Lets the relay read what policies are resolved from.
 fn grant(cluster: &Cluster<'_>) {
     cluster.create(&json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "cproxy-relay-policies"},
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": "cproxy-relay-policies"},
         "rules": [
             {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"]},
             {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["list", "watch"]},
@@ -232,7 +233,7 @@ fn a_pod_gets_its_own_policy_and_the_sets_that_it_names() {
 }
 
 #[test]
-fn what_no_policy_needs_of_a_pod_is_not_kept() {
+fn fields_of_a_pod_that_no_policy_needs_are_not_kept() {
     const PODS: usize = 100;
     let sandbox = Sandbox::for_test();
     let cluster = cluster(&sandbox);

@@ -1,3 +1,5 @@
+//! Served objects in both encodings, and fields that cannot be read.
+
 use cproxy_core::AddressRange;
 use prost::Message as _;
 
@@ -69,7 +71,7 @@ fn a_slice_is_the_same_after_both_encodings() {
 }
 
 #[test]
-fn what_is_not_known_is_an_error_and_never_left_out() {
+fn an_unknown_value_is_an_error_and_never_left_out() {
     type Change = fn(&mut PodPolicySpec);
     let cases: [(Change, &str); 11] = [
         (|spec| spec.isolated.push("Both".into()), "isolated \"Both\" is not known"),

@@ -1,13 +1,9 @@
-//! Whose network policy a client gets.
+//! Pods whose network policies a client gets, as a view says it.
 
 use serde::Deserialize;
 
-use super::{
-    client,
-    file::Entry,
-    names::{is_label, is_subdomain},
-};
-use crate::{Identity, PeerAddress, Reason, Refusal, Views};
+use super::names::{is_label, is_subdomain};
+use crate::{Identity, PeerAddress, Reason};
 
 /// Pods whose network policies a client gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,45 +92,34 @@ impl TryFrom<Field> for PolicyOf {
     }
 }
 
-impl Views {
-    /// Pods whose network policies a client gets. Without a file of views each client gets its own pod's.
+impl PolicyOf {
+    /// Pods whose network policies a client gets.
     ///
     /// # Errors
-    /// The view gives it none, or the client has no pod or node.
-    pub fn policy(&self, peer: &PeerAddress, identity: &Identity) -> Result<PolicyClient, Refusal> {
-        let entry = self.file.entry(peer, identity);
-        let own = PolicyOf::Own;
-        let refused = |reason, remedy: &str| {
-            let view = entry.map_or_else(|| "the relay".to_owned(), |entry: &Entry| format!("view {:?}", entry.name));
-            Refusal::new(reason, format!("{view} gives {} {remedy}", client(peer, identity)))
-        };
-        match entry.map_or(&own, |entry| &entry.policy) {
-            PolicyOf::Own => own_pod(identity).ok_or_else(|| {
-                refused(
-                    Reason::NoPod,
-                    "its own pod's network policy, but its credentials are bound to no pod; use a token that is bound \
-                     to the pod, or write `policy: {pod: NAMESPACE/NAME}`, `policy: {podUID: PATH}` or `policy: node` \
-                     in the view",
-                )
-            }),
-            PolicyOf::Node => identity.node_name.clone().map(PolicyClient::Node).ok_or_else(|| {
-                refused(
-                    Reason::NoPod,
-                    "the network policies of its node's pods, but its credentials name no node; use a token that is \
-                     bound to a node or to a pod, or a kubelet's certificate",
-                )
-            }),
-            PolicyOf::None => Err(refused(Reason::NoPolicy, "no network policy; write `policy: own` in the view")),
-            PolicyOf::Pod(namespace, name) => {
+    /// None, or the client has no pod or node: the reason, and what the view gives it with the remedy.
+    pub(super) fn of(&self, peer: &PeerAddress, identity: &Identity) -> Result<PolicyClient, (Reason, &'static str)> {
+        match self {
+            Self::Own => own_pod(identity).ok_or((
+                Reason::NoPod,
+                "its own pod's network policy, but its credentials are bound to no pod; use a token that is bound to \
+                 the pod, or write `policy: {pod: NAMESPACE/NAME}`, `policy: {podUID: PATH}` or `policy: node` in the \
+                 view",
+            )),
+            Self::Node => identity.node_name.clone().map(PolicyClient::Node).ok_or((
+                Reason::NoPod,
+                "the network policies of its node's pods, but its credentials name no node; use a token that is bound \
+                 to a node or to a pod, or a kubelet's certificate",
+            )),
+            Self::None => Err((Reason::NoPolicy, "no network policy; write `policy: own` in the view")),
+            Self::Pod(namespace, name) => {
                 Ok(PolicyClient::Pod { namespace: namespace.clone(), name: name.clone(), uid: None })
             }
-            PolicyOf::PathUid(before, after) => {
+            Self::PathUid(before, after) => {
                 let path = if let PeerAddress::Unix(path) = peer { path.to_str() } else { None };
                 let uid = path.and_then(|path| path.strip_prefix(&**before)?.strip_suffix(&**after));
                 let uid = uid.filter(|uid| !uid.is_empty() && !uid.contains('/'));
-                uid.map(|uid| PolicyClient::Uid(uid.to_owned())).ok_or_else(|| {
-                    refused(Reason::NoPod, "the policy of the pod whose UID is in its socket's path, which has none")
-                })
+                uid.map(|uid| PolicyClient::Uid(uid.to_owned()))
+                    .ok_or((Reason::NoPod, "the policy of the pod whose UID is in its socket's path, which has none"))
             }
         }
     }
@@ -149,7 +134,7 @@ fn own_pod(identity: &Identity) -> Option<PolicyClient> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Source;
+    use crate::{Source, Views};
 
     fn identity() -> Identity {
         let mut identity =
@@ -161,9 +146,8 @@ mod tests {
     }
 
     fn views(policy: &str) -> Views {
-        let text = format!(
-            "views: [{{name: v, match: {{usernames: ['*'], unixPaths: ['/run/*']}}, namespaces: [own], policy: {policy}}}]"
-        );
+        let clients = "{usernames: ['*'], unixPaths: ['/run/*']}";
+        let text = format!("views: [{{name: v, match: {clients}, namespaces: [own], policy: {policy}}}]");
         Views::parse("views.yaml", &text).unwrap()
     }
 

@@ -6,8 +6,8 @@ use cproxy_core::{ObjectName, Problem};
 use cproxy_policy::{AddressSlice, Changes, PodIdentity, PodPolicy, Resolver, SliceName};
 
 use super::{
-    PolicySummary,
     input::{PolicyChange, PolicyInput, cluster_scoped},
+    summary::PolicySummary,
 };
 
 /// Source of policies.

@@ -1,3 +1,5 @@
+//! Histories of replicas and clients, and a relay that follows another.
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     pin::Pin,
@@ -43,7 +45,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         5 => (namespace(), name(), uid, 0..2_u8, 0..2_usize).prop_map(|(a, b, c, d, e)| Step::Pod(a, b, c, d, e)),
         1 => (namespace(), name()).prop_map(|(a, b)| Step::PodGone(a, b)),
-        3 => (namespace(), name(), prop::option::of(0..2_u8), 0..5_u8).prop_map(|(a, b, c, d)| Step::Policy(a, b, c, d)),
+        3 => (namespace(), name(), prop::option::of(0..2_u8), 0..5_u8)
+            .prop_map(|(a, b, c, d)| Step::Policy(a, b, c, d)),
         1 => (namespace(), name()).prop_map(|(a, b)| Step::PolicyGone(a, b)),
         1 => (namespace(), 0..2_u8).prop_map(|(a, b)| Step::Namespace(a, b)),
         6 => (0..2_usize, 0..3_usize, 1..6_usize).prop_map(|(a, b, c)| Step::Deliver(a, b, c)),
@@ -204,7 +207,8 @@ impl Client {
         Self { scope, policies: BTreeMap::new(), slices: BTreeMap::new(), versions: [0; 2], connection: None, seen: 0 }
     }
 
-    /// Comes to a replica: resumes where nothing else has begun, and lists otherwise. Without what it has seen, it goes.
+    /// Comes to a replica: resumes where nothing else has begun, and lists otherwise. Where what it has seen is
+    /// missing, it goes.
     fn connect(&mut self, replica: &Replica) -> Result<(), TestCaseError> {
         let before = self.connection.take().map(|connection| connection.tokens);
         let policies = &replica.policies;
