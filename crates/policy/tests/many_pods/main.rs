@@ -154,6 +154,15 @@ fn a_hundred_thousand_pods_fit_and_a_change_is_small() {
         black_box(slices.count());
         start.elapsed().as_micros()
     };
+    let bytes = |name: &ObjectName| {
+        let policy = resolver.pod_policy(name).expect("it is there");
+        let slices = policy.sets.iter().flat_map(|set| set.slice_names()).filter_map(|name| resolver.slice(name));
+        let of_slices: usize = slices.map(|slice| served::AddressSlice::new(&slice).encoded_len()).sum();
+        (served::PodPolicy::new(&policy).encoded_len(), of_slices, policy.sets.len())
+    };
+    let mut all: Vec<_> = names.iter().step_by(10).map(bytes).collect();
+    all.sort_unstable();
+    println!("bytes of a policy and its slices, and its sets, in the middle: {:?}", all[all.len() / 2]);
     let elapsed: Vec<_> = names.iter().map(of).collect();
     println!("policy of a pod with all slices: median and maximum in us: {:?}", times(elapsed));
 
