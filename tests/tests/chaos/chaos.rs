@@ -15,7 +15,7 @@ use cproxy_tests::{
     random::Random,
     sandbox::Sandbox,
     storm::{Storm, addresses::SERVICES},
-    world::{counter, rows},
+    world::counter,
 };
 use serde_json::Value;
 
@@ -243,7 +243,12 @@ impl<'s> Chaos<'s> {
         let wanted = self.source.resolved();
         let sandbox = self.sandbox;
         self.agents.running().wait_until(RECOVERY_MAX, "the table is what the objects give", |_| {
-            let table = Value::Array(rows(sandbox, "services"));
+            let output = cproxy(sandbox, &["get", "services", "-o", "json"]);
+            if output.code != 0 {
+                // An older agent was killed, and its table is not taken over yet.
+                return Err(output.stderr);
+            }
+            let table = output.json();
             if table == wanted { Ok(()) } else { Err(difference(&table, &wanted)) }
         });
         self.agents.wait_ready();

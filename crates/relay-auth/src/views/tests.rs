@@ -211,7 +211,7 @@ fn an_error_names_file_place_and_remedy() {
         (
             &with("namespace: [a]"),
             "line 4, column 3: views[0].namespace: unknown field `namespace`, expected one of name, match, \
-             namespaces, node",
+             namespaces, node, policy",
         ),
         (
             &with("namespaces: a"),
