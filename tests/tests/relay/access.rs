@@ -214,4 +214,24 @@ fn check_names_missing_rights() {
     assert_eq!(names, ["list_nodes", "watch_nodes", "create_tokenreviews"]);
     assert!(missing[2].contains("grant the verb create"), "{missing:?}");
     assert_eq!(output.stderr.trim().lines().count(), 1, "{}", output.stderr);
+    for (source, expected) in [
+        (
+            "--policies",
+            &[
+                "list_pods",
+                "watch_pods",
+                "list_namespaces",
+                "watch_namespaces",
+                "list_networkpolicies",
+                "watch_networkpolicies",
+            ][..],
+        ),
+        ("--policies=follow", &["followed_relay"]),
+    ] {
+        let listen = format!("--listen=unix://{}", sandbox.dir().join("relay.sock").display());
+        let flags = ["check".as_ref(), source.as_ref(), listen.as_ref(), "--kubeconfig".as_ref(), good.as_os_str()];
+        let output = cproxy_relay(&sandbox, flags);
+        let missing = output.stdout.lines().filter_map(|line| line.strip_prefix("missing")?.split_whitespace().next());
+        assert_eq!((output.code, missing.collect::<Vec<_>>()), (1, expected.to_vec()), "{}", output.stdout);
+    }
 }
