@@ -22,6 +22,8 @@ use crate::{
 pub(crate) struct Judgement {
     pub(crate) answer: PolicyAnswer,
     pub(crate) problems: BTreeSet<Problem>,
+    /// Objects that cannot be used and might change the verdict.
+    pub(crate) unread: BTreeSet<String>,
 }
 
 /// Judges traffic by the policies of both sides. A side that is no pod of the objects has none.
@@ -59,7 +61,9 @@ pub(crate) fn judge(objects: &PolicyObjects<'_>, from: &Side, to: &Destination) 
         pairs,
         notes,
     };
-    Ok(Judgement { answer, problems })
+    let namespaces = [&caller, &called].into_iter().filter_map(End::namespace);
+    let unread = namespaces.flat_map(|namespace| objects.unread_of(namespace)).collect();
+    Ok(Judgement { answer, problems, unread })
 }
 
 /// Addresses of two ends that can talk to each other.

@@ -12,7 +12,7 @@ use cproxy_core::{
     object_name,
 };
 
-use super::policy_objects::{PolicyObject, PolicyObjects, located};
+use super::policy_objects::{PolicyKind, PolicyObject, PolicyObjects, located};
 
 /// Choices of the reader of files.
 #[derive(Clone, Debug, Default)]
@@ -121,6 +121,14 @@ impl Contents {
     ) {
         self.policy_objects.push(object);
         self.problems.extend(problems.into_iter().map(|problem| located(problem, &location)));
+    }
+
+    /// Records that a NetworkPolicy is not used whose names are not known.
+    pub(super) fn add_unknown_policy(&mut self, options: &ParseOptions) {
+        if options.has_policies {
+            let unknown = ObjectName::new("", "");
+            self.policy_objects.push(PolicyObject::Unreadable(PolicyKind::NetworkPolicies, unknown));
+        }
     }
 
     pub(super) fn add_problem(&mut self, object: impl fmt::Display, message: &str) {

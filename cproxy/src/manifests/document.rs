@@ -26,6 +26,8 @@ use super::{
 /// Maximum nesting of Lists.
 const LIST_DEPTH_MAX: usize = 4;
 
+const NETWORK_POLICY: &str = "NetworkPolicy";
+
 /// Position in a file.
 #[derive(Clone, Copy)]
 enum Location<'a> {
@@ -151,7 +153,7 @@ impl Document {
             ("v1", "Node") => Content::Node(parse_object(fields, Names::NODE)),
             ("v1", "Namespace") => Content::Policy(PolicyKind::Namespaces, fields),
             ("v1", "Pod") => Content::Policy(PolicyKind::Pods, fields),
-            ("networking.k8s.io/v1", "NetworkPolicy") => Content::Policy(PolicyKind::NetworkPolicies, fields),
+            ("networking.k8s.io/v1", NETWORK_POLICY) => Content::Policy(PolicyKind::NetworkPolicies, fields),
             (_, kind) if kind.ends_with("List") => Content::List(items),
             ("", _) | (_, "") => Content::Untyped(fields),
             _ => Content::Unused,
@@ -209,6 +211,20 @@ fn object_name(document: &Value, names: Names) -> Parsed<ObjectName> {
     }
 }
 
+/// Whether NetworkPolicies of an `apiVersion`, which may be missing, are those of Kubernetes, of today or before 1.16.
+fn is_of_kubernetes(version: &str) -> bool {
+    version.is_empty() || version.starts_with("extensions/") || version.starts_with("networking.k8s.io/")
+}
+
+/// Namespace of an object that cannot be used; empty if it is not known, and for a Namespace.
+fn unchecked_namespace(kind: PolicyKind, document: &Value) -> &str {
+    match document.pointer("/metadata/namespace") {
+        _ if kind == PolicyKind::Namespaces => "",
+        None | Some(Value::Null) => "default",
+        Some(namespace) => namespace.as_str().unwrap_or_default(),
+    }
+}
+
 /// Error in the names of an object, as the API server finds it.
 fn invalid_name(names: Names, ObjectName { namespace, name }: &ObjectName) -> Option<&'static str> {
     if names.has_namespace && !is_label(namespace) {
@@ -257,11 +273,16 @@ impl<'a> DocumentReader<'a> {
                 return self.collect_policy_object(kind, fields, contents);
             }
             Content::Policy(..) => return,
-            Content::List(_) | Content::Unused | Content::Untyped(_) => match (version.as_str(), kind.as_str()) {
+            Content::List(_) => {
+                // It may have had policies.
+                contents.add_unknown_policy(self.options);
+                format!("Lists are nested more than {LIST_DEPTH_MAX} deep: this one is not used")
+            }
+            Content::Unused | Content::Untyped(_) => match (version.as_str(), kind.as_str()) {
                 ("", "") => "apiVersion and kind are missing: this object is not used".to_owned(),
                 ("", kind) => format!("{kind} without apiVersion: this object is not used"),
                 (_, "") => "kind is missing: this object is not used".to_owned(),
-                (version, "NetworkPolicy") if self.options.has_policies => {
+                (version, NETWORK_POLICY) if self.options.has_policies => {
                     format!("{kind} of {version} where networking.k8s.io/v1 is used: this object is not used")
                 }
                 (version, "Service" | "Node") => {
@@ -281,6 +302,9 @@ impl<'a> DocumentReader<'a> {
                 }
             },
         };
+        if kind == NETWORK_POLICY && is_of_kubernetes(&version) {
+            contents.add_unknown_policy(self.options);
+        }
         contents.add_problem(self.location, &message);
     }
 
@@ -294,6 +318,7 @@ impl<'a> DocumentReader<'a> {
 
     fn collect_policy_object(&self, kind: PolicyKind, fields: Map<String, Value>, contents: &mut Contents) {
         let document = Value::Object(fields);
+        let unread = |name| PolicyObject::Unreadable(kind, ObjectName::new(unchecked_namespace(kind, &document), name));
         let object = object_name(&document, Names::of_policy(kind)).and_then(|name| {
             PolicyObject::read(kind, &document).map_err(|message| ObjectError::Unreadable(name, message))
         });
@@ -301,11 +326,18 @@ impl<'a> DocumentReader<'a> {
             Ok(Some(Read { value, problems })) => contents.add_policy_object(value, problems, self.location),
             // Objects without a name have been refused.
             Ok(None) => {}
-            Err(ObjectError::Nameless(message)) => contents.add_problem(self.location, &message),
+            Err(ObjectError::Nameless(message)) => {
+                contents.add_problem(self.location, &message);
+                contents.add_policy_object(unread(""), Vec::new(), self.location);
+            }
             Err(ObjectError::Unreadable(name, message)) => {
-                let message = format!("{message}: this object is not used");
-                let problem = Problem::new(format_args!("{} {name}", kind.singular()), "", message);
-                contents.add_policy_object(PolicyObject::Unreadable(kind, name), vec![problem], self.location);
+                let effect = match kind {
+                    PolicyKind::Namespaces => "its labels are not known, and no selector of namespaces matches it",
+                    PolicyKind::NetworkPolicies | PolicyKind::Pods => "this object is not used",
+                };
+                let problem =
+                    Problem::new(format_args!("{} {name}", kind.singular()), "", format!("{message}: {effect}"));
+                contents.add_policy_object(unread(&name.name), vec![problem], self.location);
             }
         }
     }

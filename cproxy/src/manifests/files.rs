@@ -202,6 +202,7 @@ impl Files {
                 (kind.singular(), &**namespace, &**name)
             });
             let policy_ids = contents.each_policy_object().iter().map(|object| object.id().parts());
+            let policy_ids = policy_ids.filter(|(_, _, name)| !name.is_empty());
             all.extend(ids.chain(policy_ids).map(|id| (id, file.as_path())));
         }
         all.sort_unstable();

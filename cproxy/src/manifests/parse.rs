@@ -255,8 +255,8 @@ items:
         assert_eq!(
             problems,
             [
-                "Namespace a.b: metadata.name is not of at most 63 lower-case letters, digits and inner dashes: this \
-                 object is not used (f (document 1), items[1])",
+                "Namespace a.b: metadata.name is not of at most 63 lower-case letters, digits and inner dashes: its \
+                 labels are not known, and no selector of namespaces matches it (f (document 1), items[1])",
                 "NetworkPolicy default/odd: spec.ingress[0].ports[0].port: 70000 is not in 1 to 65535; it matches no \
                  port (f (document 3), items[1])",
                 "NetworkPolicy default/typed: spec.podSelector: expected an object: this object is not \

@@ -31,7 +31,7 @@ pub enum PolicyObject {
     NetworkPolicy(Box<Policy>),
     /// A Pod.
     Pod(Box<Pod>),
-    /// An object that cannot be decoded. A Namespace has no namespace.
+    /// An object that cannot be used. A Namespace has no namespace; names that are not known are empty.
     Unreadable(PolicyKind, ObjectName),
 }
 
@@ -136,6 +136,24 @@ impl<'a> PolicyObjects<'a> {
         self.0.values().filter_map(|object| match object {
             PolicyObject::NetworkPolicy(policy) => Some(&**policy),
             _ => None,
+        })
+    }
+
+    /// Objects that cannot be used and might change a verdict about pods of a namespace: the Namespace, and
+    /// NetworkPolicies that are or may be in it.
+    pub fn unread_of(&self, namespace: &str) -> impl Iterator<Item = String> {
+        self.0.iter().filter_map(move |(id, object)| {
+            let PolicyObject::Unreadable(kind, name) = object else { return None };
+            let concerns = match kind {
+                PolicyKind::Namespaces => id.name == namespace,
+                PolicyKind::NetworkPolicies => id.namespace.is_empty() || id.namespace == namespace,
+                PolicyKind::Pods => false,
+            };
+            let kind = kind.singular();
+            concerns.then(|| match (id.namespace, id.name) {
+                (_, "") => format!("a {kind}"),
+                _ => format!("{kind} {name}"),
+            })
         })
     }
 

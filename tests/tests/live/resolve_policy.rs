@@ -90,6 +90,23 @@ fn the_answer_names_the_rule_in_text_and_json() {
 }
 
 #[test]
+fn an_answer_that_an_unused_policy_might_change_is_none() {
+    let sandbox = Sandbox::for_test();
+    let mut unread = policy("db", "typed", json!({"podSelector": {}}));
+    unread["metadata"]["labels"] = json!({"release": 5});
+    manifest::write(&sandbox.manifest_dir(), "shop.json", shop().into_iter().chain([unread]));
+    let output = ask(&sandbox, "shop/web", "db/pg:http", &[]);
+    assert_eq!(output.code, 4, "{output:?}");
+    assert!(output.stdout.starts_with("allowed: "), "{output:?}");
+    for line in [
+        "NetworkPolicy db/typed: metadata.labels.release: expected a text: this object is not used (",
+        "not used, as said above: NetworkPolicy db/typed; the answer is that of the other objects",
+    ] {
+        assert!(output.stderr.contains(line), "{output:?}");
+    }
+}
+
+#[test]
 fn a_question_without_an_answer_is_told_from_a_refusal() {
     let sandbox = Sandbox::for_test();
     let no_address = [pod("db", "new", &[])];
@@ -141,7 +158,7 @@ fn bad_objects_are_named_and_harm_only_themselves() {
     ]});
     let bad = [
         policy("db", "odd", odd),
-        policy("db", "typed", json!({"podSelector": {}, "ingress": "all"})),
+        policy("other", "typed", json!({"podSelector": {}, "ingress": "all"})),
         policy("db", "pg", json!({"podSelector": {}})),
     ];
     manifest::write(&sandbox.manifest_dir(), "bad.json", bad);
@@ -152,7 +169,7 @@ fn bad_objects_are_named_and_harm_only_themselves() {
         ["NetworkPolicy db/odd", "spec.ingress[0].from[0].ipBlock.except[0]", "no part of", "bad.json"],
         ["NetworkPolicy db/odd", "spec.ingress[1].ports[0].port", "65536", "bad.json"],
         ["NetworkPolicy db/odd", "spec.ingress[1].from[0].ipBlock.cidr", "is read as 10.1.0.0/16", "bad.json"],
-        ["NetworkPolicy db/typed", "spec.ingress", "not used", "bad.json"],
+        ["NetworkPolicy other/typed", "spec.ingress", "not used", "bad.json"],
         ["NetworkPolicy db/pg", "defined several times", "shop.json", "bad.json"],
     ] {
         let found = output.stderr.lines().any(|line| needles.iter().all(|needle| line.contains(needle)));

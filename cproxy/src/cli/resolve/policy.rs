@@ -58,8 +58,8 @@ pub(super) fn run(
     let of_policies = judged.iter().flat_map(|judgement| &judgement.problems);
     let problems: BTreeSet<&Problem> = files.problems().chain(&duplicates).chain(of_policies).collect();
     problems.iter().for_each(|problem| print_error(problem));
-    let answer = match &judged {
-        Ok(judgement) => &judgement.answer,
+    let (answer, unread) = match &judged {
+        Ok(judgement) => (&judgement.answer, &judgement.unread),
         Err(error) => return not_answered(error),
     };
     match output {
@@ -68,6 +68,10 @@ pub(super) fn run(
     }
     if files.has_unread_file() {
         return not_answered(&"some manifests could not be read; the answer is that of the others");
+    }
+    if !unread.is_empty() {
+        let names = unread.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        return not_answered(&format!("not used, as said above: {names}; the answer is that of the other objects"));
     }
     Ok(if answer.is_allowed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -60,6 +60,13 @@ impl<'a> End<'a> {
         }
     }
 
+    pub(super) fn namespace(&self) -> Option<&str> {
+        match self {
+            Self::Pod(end) => Some(&end.pod.name.namespace),
+            Self::Address(_) => None,
+        }
+    }
+
     pub(super) fn addresses(&self) -> &[Address] {
         match self {
             Self::Pod(end) => &end.addresses,

@@ -101,9 +101,9 @@ impl FromStr for Port {
     type Err = QuestionError;
 
     fn from_str(text: &str) -> Result<Self, QuestionError> {
-        let number = text.parse().ok().filter(|&number| number != 0).map(Self::Number);
-        let is_name =
-            || text.len() <= PORT_NAME_BYTES_MAX && is_label(text) && !text.bytes().all(|b| b.is_ascii_digit());
+        let is_digits = text.bytes().all(|b| b.is_ascii_digit());
+        let number = text.parse().ok().filter(|_| is_digits && !text.starts_with('0')).map(Self::Number);
+        let is_name = || text.len() <= PORT_NAME_BYTES_MAX && is_label(text) && !is_digits;
         let name = || is_name().then(|| Self::Name(text.to_owned()));
         number.or_else(name).ok_or_else(|| QuestionError::Port(text.to_owned()))
     }
@@ -186,6 +186,8 @@ mod tests {
             ("fd00:1:2:3:4:5:6:7:80", "a port comes after an IPv6 address in brackets, as in [fd00::1]:80"),
             ("pg-0:80", "the namespace is missing: write NAMESPACE/pg-0"),
             ("db/pg-0:0", "\"0\" is neither a port's number (1 to 65535) nor the name of one"),
+            ("db/pg-0:+80", "\"+80\" is neither a port's number (1 to 65535) nor the name of one"),
+            ("db/pg-0:080", "\"080\" is neither a port's number (1 to 65535) nor the name of one"),
             ("db/pg-0:65536", "\"65536\" is neither a port's number (1 to 65535) nor the name of one"),
             ("db/pg-0:", "\"\" is neither a port's number (1 to 65535) nor the name of one"),
             ("db/pg-0:80/icmp", "\"icmp\" is not TCP, UDP or SCTP"),

@@ -230,6 +230,40 @@ fn a_mistake_closes_only_itself() {
 }
 
 #[test]
+fn objects_that_cannot_be_used_and_might_change_the_verdict_are_named() {
+    let policy = |version: &str, metadata: &str| {
+        let spec = "{podSelector: {}}";
+        format!("{{apiVersion: {version}, kind: NetworkPolicy, metadata: {metadata}, spec: {spec}}}")
+    };
+    let v1 = |metadata: &str| policy("networking.k8s.io/v1", metadata);
+    let nested = |depth: usize| {
+        let item = v1("{name: deep, namespace: jobs}");
+        (0..depth).fold(item, |item, _| format!("{{apiVersion: v1, kind: List, items: [{item}]}}"))
+    };
+    for (object, expected) in [
+        (v1("{name: good, namespace: jobs}"), None),
+        (nested(4), None),
+        (v1("{name: number, namespace: jobs, labels: {a: 1}}"), Some("NetworkPolicy jobs/number")),
+        (v1("{name: elsewhere, namespace: other, labels: {a: 1}}"), None),
+        (v1("{name: default, labels: {a: 1}}"), None),
+        (v1("{name: unknown, namespace: 5}"), Some("NetworkPolicy unknown")),
+        (v1("{namespace: jobs}"), Some("a NetworkPolicy")),
+        (v1("{name: 5, namespace: shop}"), Some("a NetworkPolicy")),
+        (v1("{namespace: other}"), None),
+        (policy("extensions/v1beta1", "{name: old, namespace: jobs}"), Some("a NetworkPolicy")),
+        (policy("projectcalico.org/v3", "{name: another, namespace: jobs}"), None),
+        (policy("''", "{name: none, namespace: jobs}"), Some("a NetworkPolicy")),
+        (nested(5), Some("a NetworkPolicy")),
+        ("{apiVersion: v1, kind: Namespace, metadata: {name: jobs, labels: {a: 1}}}".into(), Some("Namespace jobs")),
+        ("{apiVersion: v1, kind: Namespace, metadata: {name: other, labels: {a: 1}}}".into(), None),
+        ("{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: jobs, labels: {a: 1}}}".into(), None),
+    ] {
+        let unread = judgement(std::slice::from_ref(&object), "shop/web", "jobs/db:80").unwrap().unread;
+        assert_eq!(unread.iter().map(String::as_str).collect::<Vec<_>>(), Vec::from_iter(expected), "{object}");
+    }
+}
+
+#[test]
 fn a_question_without_an_answer_says_why() {
     for (from, to, expected) in [
         ("shop/no", "jobs/db:80", "--from shop/no: the manifests have no such Pod"),
