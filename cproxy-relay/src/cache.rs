@@ -18,15 +18,17 @@ use tokio::{
     time::timeout,
 };
 
+use crate::upstream::BOOKMARK_INTERVAL;
+
 /// Age of the oldest event.
 const HISTORY_AGE_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Share of the history above which the events of one namespace are compacted: one in this many.
 const NAMESPACE_SHARE: usize = 8;
 
-/// Time for which a request waits for a version that the relay does not have yet, as at the API server
-/// (apiserver/pkg/storage/cacher/watch_cache.go 1.36).
-pub(crate) const WAIT_MAX: Duration = Duration::from_secs(3);
+/// Time for which a request waits for a version that the relay does not have yet: until the next watch that is opened
+/// for a bookmark, and the two seconds until that comes.
+pub(crate) const WAIT_MAX: Duration = BOOKMARK_INTERVAL.saturating_add(Duration::from_secs(2));
 
 /// Collections of all kinds.
 #[derive(Debug)]

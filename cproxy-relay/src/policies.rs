@@ -27,14 +27,12 @@ use crate::{
     cache::{Cache, WAIT_MAX, too_large},
     config::PolicySource,
     jitter::process_number,
+    upstream::BOOKMARK_INTERVAL,
 };
 
 /// Time in which changes are gathered after a publication: what changes twice is sent once, and pods that come together
 /// are one event of a slice.
 const GATHERING: Duration = Duration::from_millis(50);
-
-/// As for other kinds: see [`crate::upstream`].
-const BOOKMARK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// All objects.
 const ALL: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };
@@ -152,8 +150,8 @@ impl PolicyService {
         if timeout(WAIT_MAX, known.wait_for(is_there)).await.is_ok_and(|waited| waited.is_ok()) {
             return Ok(());
         }
-        let now = *known.borrow();
-        Err(now.map_or_else(not_synced, |now| too_large(revision, now)))
+        let is_synced = known.borrow().is_some();
+        Err(if is_synced { too_large(version, self.policies.last_version()) } else { not_synced() })
     }
 
     /// Reason for which clients cannot be served yet.

@@ -162,6 +162,12 @@ impl Policies {
         version::revision(version)
     }
 
+    /// Last version that this process has published.
+    #[must_use]
+    pub fn last_version(&self) -> u64 {
+        self.state().versions.last()
+    }
+
     /// Whether this process has published a version.
     #[must_use]
     pub fn has_published(&self, version: u64) -> bool {

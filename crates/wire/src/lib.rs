@@ -36,6 +36,7 @@ pub use watch::{
     event::{ResponseOrigin, WatchEvent},
     last_contact::LastContact,
     selectors::{FieldSelector, Selectors},
+    state::BOOKMARK_WATCH_TIME,
     store::{ENDPOINT_SLICES, SERVICES, watch},
     subscriber::{Subscriber, Wanted},
 };

@@ -1,6 +1,11 @@
 //! Policies of pods through the relay: who gets whose, and what a change brings.
 
-use std::{collections::BTreeSet, fs, os::unix::fs::FileExt as _};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::FileExt as _,
+    time::{Duration, Instant},
+};
 
 use cproxy_tests::{
     control_plane::role_binding,
@@ -295,6 +300,50 @@ fn a_relay_on_a_host_gets_the_policies_of_its_nodes_pods() {
     cluster.create(&policy("team", "allow-other", "web", json!([{"namespaceSelector": {}}])));
     wait_for_addresses(&web, &["10.244.1.1", "10.244.1.2", "10.244.1.3", "10.244.1.4", "10.244.1.5"]);
     host.kill();
+}
+
+/// Requests for an upstream kind that the API server has completed, by verb.
+fn upstream_requests(cluster: &Cluster<'_>, plural: &str, verb: &str) -> u64 {
+    let metrics = cluster.admin().get("/metrics").text();
+    let of_kind = metrics.lines().filter(|line| {
+        let has = |label: &str| line.contains(label);
+        has("apiserver_request_total{")
+            && has(&format!("resource=\"{plural}\""))
+            && has(&format!("verb=\"{verb}\""))
+            && has("scope=\"cluster\"")
+    });
+    of_kind.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64).sum()
+}
+
+#[test]
+fn versions_that_do_not_exist_cost_the_api_server_little() {
+    const KINDS: [&str; 3] = ["pods", "networkpolicies", "services"];
+    const SECONDS: u64 = 30;
+    let sandbox = Sandbox::for_test();
+    let cluster = cluster(&sandbox);
+    let _relay =
+        cluster.open_relay().arg("--policies").arg("--views").arg(view_of(&cluster, "{pod: team/web-0}")).start();
+    let web = cluster.relay_client();
+    wait_for_addresses(&web, &["10.244.1.2"]);
+    let requests = |verb: &'static str| KINDS.map(|kind| upstream_requests(&cluster, kind, verb));
+    let (lists, watches) = (requests("LIST"), requests("WATCH"));
+    let ends = Instant::now() + Duration::from_secs(SECONDS);
+    std::thread::scope(|scope| {
+        for path in [POLICIES, POLICIES, POLICIES, ADDRESSES, "/api/v1/services"] {
+            let web = &web;
+            scope.spawn(move || {
+                while Instant::now() < ends {
+                    let far = web.get(&format!("{path}?watch=true&resourceVersion={}", u64::MAX));
+                    assert_eq!(far.code, 504, "{path}: {}", far.text());
+                    assert!(far.text().contains(&format!("version: {}", u64::MAX)), "{path}: {}", far.text());
+                }
+            });
+        }
+    });
+    assert_eq!(requests("LIST"), lists, "no new lists");
+    for (kind, (before, after)) in KINDS.iter().zip(watches.iter().zip(requests("WATCH"))) {
+        assert!(after - before <= SECONDS / 3 + 3, "{kind}: {} watches in {SECONDS} s", after - before);
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+pub use self::comparison::BOOKMARK_WATCH_TIME;
 use self::comparison::{WATCHES_MAX, WatchEnd};
 pub(crate) use self::history::{History, ListPolicy};
 use crate::{

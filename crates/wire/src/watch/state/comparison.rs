@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 /// Time of a watch that is opened for its bookmark, which the server sends two seconds before the end
 /// (apiserver/pkg/storage/cacher/cache_watcher.go 1.36).
-pub(super) const BOOKMARK_WATCH_TIME: Duration = Duration::from_secs(3);
+pub const BOOKMARK_WATCH_TIME: Duration = Duration::from_secs(3);
 
 /// Shortest time of a watch whose end shows that no event is left. A server that goes away ends watches earlier.
 pub(super) const COMPARISON_MIN: Duration = BOOKMARK_WATCH_TIME.saturating_sub(Duration::from_secs(1));
