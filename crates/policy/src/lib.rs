@@ -17,6 +17,7 @@ mod read;
 mod resolver;
 mod selector;
 pub mod served;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -31,3 +32,4 @@ pub use pod_policy::{PodPeers, PodPolicy, PodPorts, PodRule};
 pub use read::Read;
 pub use resolver::{Changes, Event, POD_ADDRESSES_MAX, POD_SETS_MAX, PodIdentity, Resolver};
 pub use selector::{LabelSelector, LabelSelectorError};
+pub use table::{INTERVALS_MAX, Operation, PEERS_MAX, PolicyTable, Run, Runs, TooManyPeers};

@@ -2,7 +2,7 @@
 
 mod bounds;
 mod cases;
-mod compiled;
+pub(crate) mod compiled;
 mod oracle;
 mod random;
 mod world;

@@ -10,7 +10,7 @@ use crate::{
     Protocol, RUN_INTERVALS_MAX, Reason, SetName, SetReference, Tier, Verdict, compile,
 };
 
-const ADDRESSES: [&str; 11] = [
+pub(crate) const ADDRESSES: [&str; 11] = [
     "10.0.0.1",
     "10.0.0.2",
     "10.0.1.1",
@@ -37,13 +37,13 @@ const RANGES: [&str; 12] = [
     "::/80",
     "10.1.0.1/32",
 ];
-const PORTS: [u16; 7] = [0, 1, 80, 81, 443, 8080, 65_535];
+pub(crate) const PORTS: [u16; 7] = [0, 1, 80, 81, 443, 8080, 65_535];
 
-fn address(index: usize) -> Address {
+pub(crate) fn address(index: usize) -> Address {
     parse_address(ADDRESSES[index]).unwrap()
 }
 
-fn set_name(index: usize) -> SetName {
+pub(crate) fn set_name(index: usize) -> SetName {
     SetName::parse(&format!("{index:032x}")).unwrap()
 }
 
@@ -68,7 +68,7 @@ fn ports() -> impl Strategy<Value = PodPorts> {
     ]
 }
 
-fn rule() -> impl Strategy<Value = PodRule> {
+pub(crate) fn rule() -> impl Strategy<Value = PodRule> {
     let peers = prop_oneof![
         1 => Just(PodPeers::All),
         6 => (prop::collection::btree_set(0..3_usize, 0..3), prop::collection::vec(block(), 0..3), 0..3).prop_map(
@@ -94,7 +94,7 @@ fn rule() -> impl Strategy<Value = PodRule> {
 }
 
 /// Policy without NetworkPolicies in directions that none isolates, as the resolver makes it.
-fn policy(isolated: Directions, mut rules: Vec<PodRule>) -> PodPolicy {
+pub(crate) fn policy(isolated: Directions, mut rules: Vec<PodRule>) -> PodPolicy {
     rules.retain(|rule| rule.tier != Tier::NetworkPolicy || isolated.has(rule.direction));
     rules.sort_by_key(|rule| rule.tier);
     PodPolicy {
