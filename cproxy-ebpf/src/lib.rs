@@ -31,6 +31,7 @@
 #[cfg(feature = "user")]
 pub mod layout;
 pub mod observation;
+pub mod policy;
 
 /// Version of all layouts in this file; part of the pin path (`<pin-dir>/v8`).
 pub const LAYOUT_VERSION: u32 = 8;

@@ -7,12 +7,12 @@ use cproxy_ebpf::{
 };
 
 use crate::{
+    deny::deny,
     endpoint::Endpoint,
     exclude::{EXCLUDED_IN_OTHER_NETNS, NOT_EXCLUDED, exclusion, is_own_netns, netns_cookie},
     maps::{self, FRONTENDS, SETTINGS},
     observe,
     search::cproxy_confirm_backend,
-    sock_addr::deny,
     subprogram::opaque,
 };
 

@@ -4,6 +4,7 @@
 #![feature(asm_experimental_arch)]
 
 mod connect;
+mod deny;
 mod endpoint;
 mod exclude;
 mod flows;

@@ -24,11 +24,11 @@ use cproxy_ebpf::{
 };
 
 use crate::{
+    deny::ERRNO_HELPER,
     endpoint::Endpoint,
     lookup::{EXCLUDED, FoundSet},
     maps::SETTINGS,
     peer::is_translated,
-    sock_addr::ERRNO_HELPER,
     subprogram::increment,
 };
 

@@ -1,38 +1,28 @@
-//! Context of the socket address hooks: reading and rewriting its address, and verdicts.
+//! Context of the socket address hooks: reading and rewriting its address.
 
 use core::ptr::{addr_of, addr_of_mut};
 
 use aya_ebpf::{
     bindings::{bpf_sock, bpf_sock_addr},
-    helpers::generated::bpf_set_retval,
     programs::SockAddrContext,
 };
-use cproxy_ebpf::{Counter, PROTOCOL_TCP, PROTOCOL_UDP, v4_mapped};
+use cproxy_ebpf::{PROTOCOL_TCP, PROTOCOL_UDP, v4_mapped};
 
 use crate::{
     endpoint::{Endpoint, is_same},
-    maps::count,
     subprogram::opaque,
 };
 
 /// Verdict: the call goes on with the address in the context.
 pub(crate) const ALLOW: i32 = 1;
 /// Verdict: the call fails with the errno given to `bpf_set_retval`, else with EPERM.
-const DENY: i32 = 0;
-
-const ECONNREFUSED: i32 = 111;
-const EHOSTUNREACH: i32 = 113;
+pub(crate) const DENY: i32 = 0;
 
 /// `IPPROTO_MPTCP` (include/uapi/linux/in.h). Its frontends are those of TCP.
 const IPPROTO_MPTCP: u64 = 262;
 
 /// `TCP_ESTABLISHED` (include/net/tcp_states.h), which is also the state of a connected UDP socket.
 const ESTABLISHED: u32 = 1;
-
-/// 1 if this kernel has `bpf_set_retval` for these hooks (Linux 5.18). The agent sets it before it loads the programs.
-/// If it is 0, the verifier removes the call as dead code.
-#[unsafe(no_mangle)]
-pub(crate) static ERRNO_HELPER: u8 = 1;
 
 /// Address family of a hook. The verifier lets each hook read and write only the fields of its family.
 pub(crate) trait Family {
@@ -137,25 +127,4 @@ pub(crate) fn is_current_peer<F: Family>(ctx: &SockAddrContext, endpoint: &Endpo
             && addr_of!((*socket).dst_port).read_volatile() == endpoint.port
             && F::is_peer(socket, &endpoint.address)
     }
-}
-
-/// Fails the call with ECONNREFUSED, or with EHOSTUNREACH if the set drops. Returns the verdict.
-#[inline(always)]
-pub(crate) fn deny(drops: bool) -> i32 {
-    cproxy_deny(drops as u32);
-    DENY
-}
-
-/// Counts a denied call and sets its errno.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn cproxy_deny(drops: u32) -> u32 {
-    let (counter, errno) = if drops != 0 { (Counter::Dropped, EHOSTUNREACH) } else { (Counter::Refused, ECONNREFUSED) };
-    count(counter);
-    // SAFETY: a static; volatile, because the agent changes it in the object file.
-    if unsafe { addr_of!(ERRNO_HELPER).read_volatile() } != 0 {
-        // SAFETY: a helper that takes an integer.
-        unsafe { bpf_set_retval(-errno) };
-    }
-    0
 }

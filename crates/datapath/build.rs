@@ -1,5 +1,5 @@
 //! Builds the eBPF programs of `cproxy-ebpf` for the kernel's instruction set, so that the agent can embed them: the
-//! plain set and, with points of observation, the tracing set.
+//! plain set, the tracing set with points of observation, and that of network policy.
 //!
 //! The compiler is not this build's own: `core` must be built for a target that no toolchain ships. `cargo xtask setup`
 //! finds or installs one and writes down where it is.
@@ -22,11 +22,16 @@ use object::build::elf::{Builder, SectionData};
 use zstd_safe::{CCtx, CParameter};
 
 const PROGRAMS: &str = "cproxy-programs";
-/// Feature of each set, and its name here.
-const SETS: [(&str, &str); 2] = [("programs", PROGRAMS), ("trace", "cproxy-tracing-programs")];
+const POLICY_PROGRAMS: &str = "cproxy-policy-programs";
+/// Binary and feature of each set, and its name here.
+const SETS: [(&str, &str, &str); 3] = [
+    (PROGRAMS, "programs", PROGRAMS),
+    (PROGRAMS, "trace", "cproxy-tracing-programs"),
+    (POLICY_PROGRAMS, "programs", POLICY_PROGRAMS),
+];
 /// Highest level of zstd.
 const LEVEL: i32 = 22;
-/// Distance of repetitions, as a power of two: both sets are within it.
+/// Distance of repetitions, as a power of two: two sets are within it.
 const WINDOW_LOG: u32 = 19;
 const TARGET: &str = "bpfel-unknown-none";
 /// Variable without which a debug build goes on without programs. `cargo xtask` sets it where it compiles ahead of the
@@ -92,8 +97,8 @@ fn run() -> Result<(), BuildError> {
     println!("cargo::rustc-cfg=has_programs");
     // Each set is packed as the difference from the one before it.
     let mut before = Vec::new();
-    for (feature, name) in SETS {
-        let programs = build_set(&toolchain, workspace, feature)?;
+    for (binary, feature, name) in SETS {
+        let programs = build_set(&toolchain, workspace, binary, feature)?;
         let output = out_dir.join(name);
         let packed = packed(&programs, &before).map_err(|error| BuildError::Pack(name, error))?;
         fs::write(&output, packed).map_err(|error| BuildError::File(output, error))?;
@@ -118,11 +123,11 @@ fn wait_for_setup(workspace: &Path) -> Result<(), BuildError> {
 }
 
 /// Builds a set, and returns its object.
-fn build_set(toolchain: &Toolchain, workspace: &Path, feature: &str) -> Result<Vec<u8>, BuildError> {
+fn build_set(toolchain: &Toolchain, workspace: &Path, binary: &str, feature: &str) -> Result<Vec<u8>, BuildError> {
     // Shared by all profiles of the agent: the programs are the same for each.
     let target_dir = workspace.join("target/ebpf");
-    toolchain.build(workspace, &target_dir, feature)?;
-    let built = target_dir.join(TARGET).join("release").join(PROGRAMS);
+    toolchain.build(workspace, &target_dir, binary, feature)?;
+    let built = target_dir.join(TARGET).join("release").join(binary);
     let programs = fs::read(&built).map_err(|error| BuildError::File(built.clone(), error))?;
     without_debug_sections(&programs).map_err(|error| BuildError::Object(built, error))
 }
@@ -189,9 +194,9 @@ impl Toolchain {
         if all_exist { Ok(Some(found)) } else { Err(BuildError::NoToolchain) }
     }
 
-    fn build(&self, workspace: &Path, target_dir: &Path, feature: &str) -> Result<(), BuildError> {
+    fn build(&self, workspace: &Path, target_dir: &Path, binary: &str, feature: &str) -> Result<(), BuildError> {
         let mut command = Command::new(&self.cargo);
-        command.current_dir(workspace).args(["build", "--release", "--package", "cproxy-ebpf", "--bin", PROGRAMS]);
+        command.current_dir(workspace).args(["build", "--release", "--package", "cproxy-ebpf", "--bin", binary]);
         command.args(["--features", feature, "--target", TARGET, "-Z", "build-std=core", "--target-dir"]);
         command.arg(target_dir);
         // The verifier reads every instruction: speed and simplicity count here, not the size of a binary.

@@ -13,6 +13,8 @@ pub enum ProgramSet {
     Plain,
     /// Programs that also count by frontend and report calls to `cproxy trace`.
     Tracing,
+    /// Programs of network policy, which run behind the others.
+    Policy,
 }
 
 impl ProgramSet {
@@ -25,14 +27,19 @@ impl ProgramSet {
         match self {
             Self::Plain => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-programs")),
             Self::Tracing => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-tracing-programs")),
+            Self::Policy => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-policy-programs")),
         }
     }
 
     /// The object; `None` in a build that is broken or has none. It has 120 KB and more, and is in memory only while
     /// programs are loaded.
     pub(super) fn object(self) -> Option<Vec<u8>> {
-        // The tracing set is packed as the difference from the plain one.
-        let before = if self == Self::Tracing { Self::Plain.object()? } else { Vec::new() };
+        // Each set is packed as the difference from the one before.
+        let before = match self {
+            Self::Plain => Vec::new(),
+            Self::Tracing => Self::Plain.object()?,
+            Self::Policy => Self::Tracing.object()?,
+        };
         let (length, packed) = self.packed().split_first_chunk()?;
         let length = u32::from_le_bytes(*length) as usize;
         let mut object = Vec::with_capacity(length);
@@ -50,7 +57,7 @@ mod tests {
 
     #[test]
     fn each_packed_object_is_a_small_part_of_an_elf_file() {
-        for set in [ProgramSet::Plain, ProgramSet::Tracing] {
+        for set in [ProgramSet::Plain, ProgramSet::Tracing, ProgramSet::Policy] {
             let (object, packed) = (set.object().unwrap(), set.packed());
             assert!(object.starts_with(b"\x7fELF"));
             assert!(packed.len() < object.len() / 4, "{set:?}: {} of {}", packed.len(), object.len());

@@ -386,7 +386,8 @@ fn is_link(object: BorrowedFd<'_>) -> io::Result<()> {
     if is_link { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
-fn link_info(link: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
+/// Description of a link.
+pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
     // SAFETY: a structure of integers and unions of them.
     let mut info: bpf_link_info = unsafe { mem::zeroed() };
     let mut attr = no_arguments();

@@ -1,0 +1,39 @@
+//! Programs of network policy. Those of the socket address hooks are attached behind the programs that translate, so
+//! that they see the backend; `sk_lookup` sees what comes in.
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+#[path = "policy_programs/decision.rs"]
+mod decision;
+#[path = "policy_programs/denials.rs"]
+mod denials;
+#[path = "policy_programs/egress.rs"]
+mod egress;
+mod endpoint;
+#[path = "policy_programs/exemption.rs"]
+mod exemption;
+#[path = "policy_programs/ingress.rs"]
+mod ingress;
+#[path = "policy_programs/maps.rs"]
+mod maps;
+mod own_address;
+mod peer;
+#[path = "policy_programs/replies.rs"]
+mod replies;
+mod sock_addr;
+#[path = "policy_programs/sock_create.rs"]
+mod sock_create;
+mod subprogram;
+
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    // The verifier rejects any program that could reach this.
+    loop {}
+}
+
+/// The kernel offers some helpers only to programs under a GPL-compatible license.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,82 @@
+//! The verdict about a peer and a port: two lookups and a search, with any number of rules.
+
+use cproxy_ebpf::policy::{IntervalWord, NO_RULE, StateWord};
+
+use crate::maps::{interval, runs};
+
+/// Steps of the search: a run has at most 4,095 intervals.
+const STEPS: u32 = 12;
+
+/// Address, port, protocol and direction.
+#[repr(C)]
+pub(crate) struct Question {
+    pub(crate) peer: [u32; 4],
+    /// In host order: the peer's for egress, the pod's for ingress.
+    pub(crate) port: u16,
+    pub(crate) protocol: u8,
+    pub(crate) direction: u8,
+}
+
+/// Decision about a question.
+#[derive(Clone, Copy)]
+pub(crate) struct Decision(u32);
+
+impl Decision {
+    const ALLOW: u32 = 1 << 31;
+
+    pub(crate) fn allows(self) -> bool {
+        self.0 & Self::ALLOW != 0
+    }
+
+    /// Rule that has decided, or [`NO_RULE`].
+    pub(crate) fn rule(self) -> u32 {
+        self.0 & !Self::ALLOW
+    }
+}
+
+/// Decides a question in the state.
+#[inline(always)]
+pub(crate) fn decide(state: StateWord, question: &Question) -> Decision {
+    Decision(cproxy_policy_decide(question, state.generation()))
+}
+
+/// Returns the rule, with the highest bit if it allows.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_policy_decide(question: *const Question, generation: u32) -> u32 {
+    // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
+    let Some(question) = (unsafe { question.as_ref() }) else { return NO_RULE };
+    let (first, length) = runs(generation, &question.peer).run(question.direction);
+    let found = IntervalWord(cproxy_policy_search(
+        generation,
+        first,
+        first + length,
+        IntervalWord::up_to(question.protocol, question.port).0,
+    ));
+    match found.has(question.protocol, question.port) {
+        true if found.allows() => found.rule() | Decision::ALLOW,
+        true => found.rule(),
+        false => NO_RULE,
+    }
+}
+
+/// Returns the last interval of the slots from `low` to before `high` that is not above `key`; 0 if there is none.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn cproxy_policy_search(generation: u32, mut low: u32, mut high: u32, key: u64) -> u64 {
+    let mut found = 0;
+    for _ in 0..STEPS {
+        if low >= high {
+            break;
+        }
+        let middle = (low + high) / 2;
+        let Some(word) = interval(generation, middle) else { return 0 };
+        if word.0 <= key {
+            found = word.0;
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    found
+}

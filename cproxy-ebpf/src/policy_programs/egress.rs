@@ -1,0 +1,147 @@
+//! `connect()` and `sendmsg()`: verdicts about the destination that the programs before have left.
+//!
+//! A denied call fails with EPERM, as connect(2) has it for a local firewall's rule. The `connect()` of a datagram
+//! socket, which sends nothing, goes to an address of the VM at which nobody listens, as for a Service without
+//! endpoints: the datagrams are refused.
+
+use core::ptr::addr_of;
+
+use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_retval, macros::cgroup_sock_addr, programs::SockAddrContext};
+use cproxy_ebpf::{
+    PROTOCOL_UDP,
+    policy::{EGRESS, POLICY_REFUSED_SLOT, ReplyKey, StateWord},
+};
+
+use crate::{
+    decision::{Question, decide},
+    denials,
+    endpoint::Endpoint,
+    exemption::is_policed,
+    maps::state,
+    own_address::own_address,
+    peer::{self, backend_is},
+    replies,
+    sock_addr::{ALLOW, DENY, Family, V4, V6, is_current_peer, protocol, read_endpoint, rewrite},
+};
+
+/// 1 if this kernel has `bpf_get_retval` for these hooks (Linux 5.18). The agent sets it before it loads the programs.
+#[unsafe(no_mangle)]
+static ERRNO_HELPER: u8 = 1;
+
+#[cgroup_sock_addr(connect4)]
+fn cproxy_policy_c4(ctx: SockAddrContext) -> i32 {
+    connect::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(connect6)]
+fn cproxy_policy_c6(ctx: SockAddrContext) -> i32 {
+    connect::<V6>(&ctx)
+}
+
+#[cgroup_sock_addr(sendmsg4)]
+fn cproxy_policy_s4(ctx: SockAddrContext) -> i32 {
+    send::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(sendmsg6)]
+fn cproxy_policy_s6(ctx: SockAddrContext) -> i32 {
+    send::<V6>(&ctx)
+}
+
+#[inline(always)]
+fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let state = state();
+    if !state.egress() {
+        return ALLOW;
+    }
+    let Some(protocol) = protocol(ctx) else { return ALLOW };
+    let destination = read_endpoint::<F>(ctx);
+    if is_allowed(ctx, state, &destination, protocol, None) {
+        return ALLOW;
+    }
+    if protocol == PROTOCOL_UDP { connect_to_nobody::<F>(ctx, &destination) } else { DENY }
+}
+
+#[inline(always)]
+fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let state = state();
+    let destination = read_endpoint::<F>(ctx);
+    // With control data, a connected socket names no address.
+    if destination.port == 0 || protocol(ctx) != Some(PROTOCOL_UDP) || is_current_peer::<F>(ctx, &destination) {
+        return ALLOW;
+    }
+    let key = ReplyKey { peer: destination.address, peer_port: destination.port, own_port: own_port(ctx) };
+    if state.egress() && !is_allowed(ctx, state, &destination, PROTOCOL_UDP, Some(&key)) {
+        return DENY;
+    }
+    if state.ingress() {
+        let question = Question {
+            peer: destination.address,
+            port: u16::from_be(key.own_port),
+            protocol: PROTOCOL_UDP,
+            direction: 0,
+        };
+        if !decide(state, &question).allows() {
+            replies::record(&key);
+        }
+    }
+    ALLOW
+}
+
+/// True if the call may go on.
+#[inline(always)]
+fn is_allowed(
+    ctx: &SockAddrContext,
+    state: StateWord,
+    destination: &Endpoint,
+    protocol: u8,
+    reply: Option<&ReplyKey>,
+) -> bool {
+    let question =
+        Question { peer: destination.address, port: u16::from_be(destination.port), protocol, direction: EGRESS };
+    let decision = decide(state, &question);
+    if decision.allows() || reply.is_some_and(replies::may_reply) {
+        return true;
+    }
+    // What follows is paid for by denied calls alone.
+    peer::is_agents_socket(ctx)
+        || !is_policed(ctx.as_ptr())
+        || is_refused_already(ctx)
+        || !denials::record(state, &question, decision)
+}
+
+/// True if a program before has refused the call: it fails anyway.
+#[inline(always)]
+fn is_refused_already(ctx: &SockAddrContext) -> bool {
+    // SAFETY: a static; volatile, because the agent changes it in the object file. The helper takes no argument.
+    let _ = ctx;
+    unsafe { addr_of!(ERRNO_HELPER).read_volatile() != 0 && bpf_get_retval() != 0 }
+}
+
+/// Connects a datagram socket to an address at which nobody listens. Without one the call fails.
+#[inline(always)]
+fn connect_to_nobody<F: Family>(ctx: &SockAddrContext, destination: &Endpoint) -> i32 {
+    let Some(own) = own_address(destination) else { return DENY };
+    let Some(socket) = peer::socket_state_or_new(ctx) else { return DENY };
+    let peer = &mut socket.peer;
+    let mut shown = Endpoint::new(&destination.address, destination.port);
+    if backend_is(peer, destination) {
+        for word in 0..4 {
+            shown.address[word] = peer.vip[word];
+        }
+        shown.port = peer.vip_port;
+    }
+    peer::record_translated(peer, &shown, &own.address, own.port, POLICY_REFUSED_SLOT);
+    rewrite::<F>(ctx, &own.address, own.port)
+}
+
+/// Port of the socket, in network order.
+#[inline(always)]
+fn own_port(ctx: &SockAddrContext) -> u16 {
+    // SAFETY: the verifier checks every access to the context and the socket, which is never null in these hooks.
+    let port = unsafe {
+        let socket = (*ctx.sock_addr).__bindgen_anon_1.sk;
+        addr_of!((*socket).src_port).read_volatile()
+    };
+    (port as u16).to_be()
+}

@@ -1,0 +1,19 @@
+//! Network policy in the kernel: programs, maps, links and their pins, apart from those of the table.
+//!
+//! `<pin-dir>/policy-v<layout>/` holds the maps, the programs (`prog_<link>`) and, while a policy isolates the pod, the
+//! links. A program of the socket address hooks runs behind the one that translates, since it was attached later; the
+//! kernel keeps that order while programs behind links are replaced.
+
+mod directory;
+mod error;
+mod hooks;
+mod install;
+mod maps;
+
+pub use self::{
+    directory::PolicyPins,
+    error::PolicyError,
+    hooks::PolicyHooks,
+    install::{PolicyProgram, install_policy},
+    maps::{PolicyMaps, PolicySettings},
+};

@@ -1,0 +1,153 @@
+//! Loading of the policy's programs. They are pinned, and attached when a policy isolates the pod.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+    thread,
+};
+
+use aya::{
+    Ebpf,
+    programs::{Program as Loadable, ProgramError},
+};
+use aya_obj::generated::bpf_attach_type;
+use cproxy_ebpf::policy::{LRU_ELEMENTS_PER_CPU, POLICY_DENIALS_MIN, POLICY_REPLIES_MIN};
+
+use super::{
+    directory::PolicyPins,
+    error::PolicyError,
+    maps::{COUNTERS, DENIALS, INTERVALS, PEERS, RANGES, REPLIES, STATE},
+};
+use crate::bpf::{
+    error::root_cause,
+    load::{LoadError, load_object, loader},
+    object::ProgramSet,
+    pins::PinDir,
+    probe::Features,
+    signals::SignalsBlocked,
+    syscalls::{link_update, obj_get_if_any, obj_pin, program_info},
+};
+
+/// Maps of the table that the programs use.
+const OF_TABLE: [&str; 2] = ["OWN_ADDRESSES", "SOCKETS"];
+/// Maps of the policy that are pinned.
+const OWN: [&str; 7] = [STATE, PEERS, RANGES, INTERVALS, REPLIES, DENIALS, COUNTERS];
+
+/// Program of the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyProgram {
+    /// The function's name, which `bpftool prog` shows.
+    pub name: &'static str,
+    /// The name under which its link is pinned.
+    pub link: &'static str,
+    pub(super) hook: bpf_attach_type,
+}
+
+impl PolicyProgram {
+    /// Programs for calls of the pod, in the order in which they are attached.
+    pub const EGRESS: [Self; 4] = [
+        Self { name: "cproxy_policy_c4", link: "connect4", hook: bpf_attach_type::BPF_CGROUP_INET4_CONNECT },
+        Self { name: "cproxy_policy_c6", link: "connect6", hook: bpf_attach_type::BPF_CGROUP_INET6_CONNECT },
+        Self { name: "cproxy_policy_s4", link: "sendmsg4", hook: bpf_attach_type::BPF_CGROUP_UDP4_SENDMSG },
+        Self { name: "cproxy_policy_s6", link: "sendmsg6", hook: bpf_attach_type::BPF_CGROUP_UDP6_SENDMSG },
+    ];
+    /// Program that makes the sockets of no hook fail.
+    pub const SOCK_CREATE: Self =
+        Self { name: "cproxy_policy_sk", link: "sock_create", hook: bpf_attach_type::BPF_CGROUP_INET_SOCK_CREATE };
+    /// Program for what comes in.
+    pub const INGRESS: Self =
+        Self { name: "cproxy_policy_in", link: "sk_lookup", hook: bpf_attach_type::BPF_SK_LOOKUP };
+
+    /// All programs.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::EGRESS.into_iter().chain([Self::SOCK_CREATE, Self::INGRESS])
+    }
+
+    /// The name under which it is pinned itself.
+    pub(super) fn pin(self) -> String {
+        format!("prog_{}", self.link)
+    }
+}
+
+/// Loads the policy's programs and pins them in the place of those that are there, also behind attached links. The
+/// table's programs are installed. Returns each program's verified instruction count, 0 where the kernel does not tell.
+///
+/// # Errors
+/// The kernel refuses. Programs that are attached stay.
+pub fn install_policy(pins: &PinDir, features: Features) -> Result<Vec<(PolicyProgram, u32)>, PolicyError> {
+    let _blocked = SignalsBlocked::new();
+    let own = PolicyPins::new(pins);
+    own.create()?;
+    let mut loader = loader(features);
+    for (name, path) in OF_TABLE.map(|name| (name, pins.object(name))) {
+        loader.map_pin_path(name, path);
+    }
+    for (name, path) in OWN.map(|name| (name, own.object(name))) {
+        loader.map_pin_path(name, path);
+    }
+    for (name, entries) in [(REPLIES, POLICY_REPLIES_MIN), (DENIALS, POLICY_DENIALS_MIN)] {
+        loader.map_max_entries(name, entries + further_cpus() * LRU_ELEMENTS_PER_CPU);
+    }
+    let mut object = load_object(&mut loader, ProgramSet::Policy)?;
+    let counts = PolicyProgram::all().map(|program| Ok((program, load(&mut object, program)?)));
+    let counts = counts.collect::<Result<Vec<_>, LoadError>>()?;
+    for program in PolicyProgram::all() {
+        replace(&own, program, fd(&mut object, program)?)?;
+    }
+    Ok(counts)
+}
+
+/// Number of CPUs beyond the first.
+fn further_cpus() -> u32 {
+    thread::available_parallelism().map_or(0, |count| u32::try_from(count.get()).unwrap_or(u32::MAX).min(1024) - 1)
+}
+
+fn load(object: &mut Ebpf, program: PolicyProgram) -> Result<u32, LoadError> {
+    let found = object.program_mut(program.name).ok_or(LoadError::Missing(program.name))?;
+    let loaded = match found {
+        Loadable::CgroupSockAddr(found) => found.load(),
+        Loadable::CgroupSock(found) => found.load(),
+        Loadable::SkLookup(found) => found.load(),
+        _ => return Err(LoadError::Missing(program.name)),
+    };
+    loaded.map_err(|error| refused(program, &error))?;
+    let info = fd(object, program).and_then(|fd| program_info(fd).map_err(|error| refused_io(program, &error)));
+    info.map(|info| info.verified_insns)
+}
+
+fn fd(object: &mut Ebpf, program: PolicyProgram) -> Result<BorrowedFd<'_>, LoadError> {
+    let found = object.program_mut(program.name).ok_or(LoadError::Missing(program.name))?;
+    found.fd().map(AsFd::as_fd).map_err(|error| refused(program, &error))
+}
+
+fn refused(program: PolicyProgram, error: &ProgramError) -> LoadError {
+    let (reason, verifier_log) = match error {
+        ProgramError::LoadError { io_error, verifier_log } => (io_error.to_string(), verifier_log.to_string()),
+        other => (root_cause(other), String::new()),
+    };
+    LoadError::Refused { program: program.name, reason, verifier_log }
+}
+
+fn refused_io(program: PolicyProgram, error: &io::Error) -> LoadError {
+    LoadError::Refused { program: program.name, reason: error.to_string(), verifier_log: String::new() }
+}
+
+/// Pins a program in the place of another, and puts it behind its link, if there is one.
+fn replace(pins: &PolicyPins, program: PolicyProgram, fd: BorrowedFd<'_>) -> Result<(), PolicyError> {
+    let pin = pins.object(&program.pin());
+    let temporary = pins.object(&format!("{}_new", program.pin()));
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |error| PolicyError::Io(path, error)
+    };
+    // A leftover of an attempt that was killed; mostly there is none.
+    fs::remove_file(&temporary).ok();
+    obj_pin(fd, &temporary).map_err(failed(&temporary))?;
+    fs::rename(&temporary, &pin).map_err(failed(&pin))?;
+    let link = pins.object(program.link);
+    match obj_get_if_any(&link).map_err(failed(&link))? {
+        Some(link) => link_update(link.as_fd(), fd).map_err(|error| PolicyError::Attach(program.name, error)),
+        None => Ok(()),
+    }
+}
