@@ -9,6 +9,7 @@ mod last_changes;
 mod list_doubts;
 mod loop_settings;
 mod own_sockets;
+mod policy;
 mod problem_times;
 mod queries;
 mod readiness;
@@ -30,6 +31,7 @@ use self::start::Checked;
 pub use self::{
     error::AgentError,
     install::{EXIT_RETRY, install_programs},
+    policy::policy_child,
     tasks::{
         health::walk_canary,
         reload::Reread,

@@ -13,6 +13,7 @@ mod machine_settings;
 mod manual;
 mod options;
 mod output;
+mod policy;
 mod reseed;
 mod resolve;
 mod run;
@@ -100,6 +101,9 @@ enum Command {
     /// Load, attach and pin the programs; `run` does this in a child process
     #[command(hide = true)]
     Install(install::InstallOptions),
+    /// Load or attach the programs of network policy; `run` does this in a child process
+    #[command(hide = true)]
+    Policy(policy::PolicyOptions),
     /// Walk the canary in the cgroup whose `cgroup.procs` is stdin; `run` does this in a child process
     #[command(hide = true)]
     Canary(canary::CanaryOptions),
@@ -158,8 +162,9 @@ fn with_variables(command: clap::Command) -> clap::Command {
 
 /// Each setting is a variable, too. An empty one, as scripts and pod templates leave it, counts as absent.
 fn with_variable(flag: Arg) -> Arg {
-    let name =
-        flag.get_long().filter(|name| SETTINGS.iter().any(|group| group.settings.iter().any(|of| of.name == *name)));
+    // `--policy` of `resolve` takes no value, and is no setting.
+    let is_setting = |name: &&str| SETTINGS.iter().any(|group| group.settings.iter().any(|of| of.name == *name));
+    let name = flag.get_long().filter(|_| flag.get_action().takes_values()).filter(is_setting);
     let variable = name.map(|name| format!("CPROXY_{}", name.replace('-', "_").to_uppercase()));
     let flag = if let Some(variable) = variable { flag.env(variable) } else { flag }.hide_env_values(true);
     let value = flag.get_env().and_then(env::var_os);
@@ -214,6 +219,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Version(options) => version::run(&options)?,
         Command::Exec(options) => return Ok(exec::run(&options)),
         Command::Install(options) => return Ok(install::run(&options)),
+        Command::Policy(options) => return Ok(policy::run(&options)),
         Command::Canary(options) => canary::run(&options)?,
     }
     Ok(ExitCode::SUCCESS)

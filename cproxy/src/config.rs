@@ -19,13 +19,14 @@ pub(crate) use self::choice::choice;
 pub use self::setting::Manual;
 pub use self::{
     changes::{Change, Changes},
-    choice::{Choice, ExcludeNetns, OnTimeout, ServiceCounting},
+    choice::{Choice, ExcludeNetns, OnTimeout, PolicyMode, ServiceCounting},
     origins::{Origins, Switch},
     setting::{Applies, Group, Secrecy, Setting, Settings},
     setting_rows::SettingRow,
     table::{
         BootstrapSettings, CgroupSettings, CounterSettings, LogSettings, MonitoringSettings, NodeNameSettings,
-        NodeSettings, PinDirSettings, RunDirSettings, SourceSettings, SwitchSettings, TrafficSettings, WaitSettings,
+        NodeSettings, PinDirSettings, PolicySettings, RunDirSettings, SourceSettings, SwitchSettings, TrafficSettings,
+        WaitSettings,
     },
 };
 pub use crate::canary::CanaryAddresses;
@@ -93,6 +94,8 @@ groups! {
     cgroup: CgroupSettings,
     /// Calls that are translated, and how.
     traffic: TrafficSettings,
+    /// Network policy of the pod.
+    policy: PolicySettings,
     /// Counters by Service.
     counters: CounterSettings,
     /// Tests by the agent itself, and what monitoring sees.

@@ -6,6 +6,7 @@ use cproxy_core::Address;
 use cproxy_datapath::bpf::{CgroupError, EnvironmentError, PinError, TableError};
 use cproxy_wire::ClientError;
 
+use super::policy::PolicyStartError;
 use crate::{
     manifests::ManifestError,
     run_dir::{Failure, RunDirError},
@@ -51,6 +52,9 @@ pub enum AgentError {
     /// The canary would lead to this machine itself.
     #[error("--canary-address {0}: this machine has the address: choose one that nothing has, or none")]
     OwnCanary(Address),
+    /// Network policy cannot be enforced.
+    #[error(transparent)]
+    Policy(#[from] PolicyStartError),
     /// The run directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),

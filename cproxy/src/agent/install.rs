@@ -1,6 +1,7 @@
 //! Installation of the programs, in a child of the agent.
 
 use std::{
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -28,11 +29,30 @@ pub(super) async fn install_in_child(
     counters: ServiceCounting,
     broker: Option<Arc<Broker>>,
 ) -> Result<(), AgentError> {
+    let words = ["install".into(), environment.cgroup.clone().into(), Choice::name(counters).into()];
+    let stdout = in_child(environment, lock, broker, words.to_vec()).await?;
+    let cgroup = printable(&environment.cgroup.display().to_string());
+    tracing::debug!("attached to {cgroup}: {}", stdout.trim().replace('\n', ", "));
+    Ok(())
+}
+
+/// Loads the programs of network policy in a child.
+pub(super) async fn load_policy_in_child(environment: &Environment, lock: &PinLock) -> Result<(), AgentError> {
+    let words = ["policy".into(), "load".into(), environment.cgroup.clone().into(), "none".into()];
+    in_child(environment, lock, None, words.to_vec()).await.map(drop)
+}
+
+/// Has a child do what its words say. Returns what it prints.
+async fn in_child(
+    environment: &Environment,
+    lock: &PinLock,
+    broker: Option<Arc<Broker>>,
+    words: Vec<OsString>,
+) -> Result<String, AgentError> {
     let path = PathBuf::from("/proc/self/exe");
     let failed = |error| AgentError::Child(path.clone(), error);
     // The child shares the lock: if it outlives the agent, the next agent must not start beside it.
     let lock = lock.share().map_err(failed)?;
-    let words = ["install".into(), environment.cgroup.clone().into(), Choice::name(counters).into()];
     let pin_dir = environment.pin_dir.clone();
     let (sender, ended) = oneshot::channel();
     let wait = move || drop(sender.send(run_child(broker.as_deref(), &pin_dir, &words, lock)));
@@ -40,9 +60,7 @@ pub(super) async fn install_in_child(
     let output = ended.await.map_err(io::Error::other).flatten().map_err(failed)?;
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() {
-        let cgroup = printable(&environment.cgroup.display().to_string());
-        tracing::debug!("attached to {cgroup}: {}", stdout.trim().replace('\n', ", "));
-        return Ok(());
+        return Ok(stdout.into_owned());
     }
     let mut lines: Vec<_> = stderr.lines().collect();
     let Some(last) = lines.pop().filter(|_| output.status.code().is_some()) else {

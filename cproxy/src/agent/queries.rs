@@ -117,11 +117,13 @@ impl Queries<'_> {
         };
         let (hooks, ended_tasks) = (self.health.problems(), self.tasks.ended());
         let has_hook_problem = !hooks.is_empty();
+        let policy =
+            self.readiness.missing_policy().map(|reason| format!("the pod's policy is not in force: {reason}"));
         let ended = ended_tasks.iter().map(|name| format!("the task \"{name}\" has ended: start the agent again"));
         Status {
             gauges: self.gauges(),
             measures: self.measures.cloned().unwrap_or_default(),
-            pending: lists.chain(write.map(str::to_owned)).chain(hooks).chain(ended).collect(),
+            pending: lists.chain(write.map(str::to_owned)).chain(policy).chain(hooks).chain(ended).collect(),
             has_hook_problem,
             has_ended_task: !ended_tasks.is_empty(),
             has_node: store.has_node(),

@@ -4,7 +4,10 @@ use std::time::Instant;
 
 use cproxy_daemon::notify;
 
-use super::timeline::{Phase, Timeline};
+use super::{
+    policy::PolicyState,
+    timeline::{Phase, Timeline},
+};
 use crate::run_dir::{RunDir, RunDirError};
 
 /// Announcement that is due after the first complete write of the table, and again after it was withdrawn.
@@ -15,12 +18,16 @@ use crate::run_dir::{RunDir, RunDirError};
 pub(super) struct Readiness {
     run_dir: RunDir,
     state: State,
+    /// Reason why the pod's policy is not in force, if it has one.
+    policy: PolicyState,
 }
 
 #[derive(Debug)]
 enum State {
     /// The announcement is due.
     Starting(Timeline),
+    /// The table is complete, with so many Services and frontends, and the policy is not in force.
+    Held(Timeline, (usize, usize)),
     Announced,
     /// The file `ready` has gone, since this time.
     Withdrawn(Instant),
@@ -32,7 +39,28 @@ pub(super) struct Ready(());
 
 impl Readiness {
     pub(super) fn new(run_dir: RunDir, timeline: Timeline) -> Self {
-        Self { run_dir, state: State::Starting(timeline) }
+        Self { run_dir, state: State::Starting(timeline), policy: Ok(()) }
+    }
+
+    /// Takes the state of the pod's policy. What was held back for it is announced.
+    ///
+    /// # Errors
+    /// The file cannot be written. Nothing is announced then.
+    pub(super) fn set_policy(&mut self, policy: PolicyState) -> Result<(), RunDirError> {
+        self.policy = policy;
+        self.run_dir.set_closed(self.missing_policy())?;
+        if self.policy.is_ok()
+            && let State::Held(timeline, counts) = &self.state
+        {
+            announce(&self.run_dir, timeline, *counts)?;
+            self.state = State::Announced;
+        }
+        Ok(())
+    }
+
+    /// Reason why the pod's policy is not in force, if it has one.
+    pub(super) fn missing_policy(&self) -> Option<&str> {
+        self.policy.as_ref().err().map(String::as_str)
     }
 
     /// Ends a phase of the start. After the announcement, this has no effect.
@@ -52,12 +80,12 @@ impl Readiness {
         count: impl FnOnce() -> (usize, usize),
         is_compared: bool,
     ) -> Result<Ready, RunDirError> {
-        match &self.state {
+        match &mut self.state {
+            State::Starting(timeline) if self.policy.is_err() => {
+                self.state = State::Held(std::mem::replace(timeline, Timeline::start()), count());
+            }
             State::Starting(timeline) => {
-                self.run_dir.set_ready()?;
-                notify::ready();
-                let (services, frontends) = count();
-                timeline.log_ready(services, frontends);
+                announce(&self.run_dir, timeline, count())?;
                 self.state = State::Announced;
             }
             State::Withdrawn(since) if is_compared => {
@@ -66,7 +94,7 @@ impl Readiness {
                 tracing::info!(name: "ready", "ready again after {time:.1?}: the table is that of the API server");
                 self.state = State::Announced;
             }
-            State::Withdrawn(_) | State::Announced => {}
+            State::Held(..) | State::Withdrawn(_) | State::Announced => {}
         }
         Ok(Ready(()))
     }
@@ -94,6 +122,13 @@ impl Readiness {
             }
         }
     }
+}
+
+fn announce(run_dir: &RunDir, timeline: &Timeline, (services, frontends): (usize, usize)) -> Result<(), RunDirError> {
+    run_dir.set_ready()?;
+    notify::ready();
+    timeline.log_ready(services, frontends);
+    Ok(())
 }
 
 #[cfg(test)]

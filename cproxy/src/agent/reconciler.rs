@@ -10,7 +10,7 @@ use cproxy_datapath::{
     sockets::TerminateSockets,
 };
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, timeout_at},
 };
 
@@ -20,6 +20,7 @@ use super::{
     first_lists::FirstLists,
     last_changes::LastChanges,
     list_doubts::ListDoubts,
+    policy::PolicyState,
     problem_times::ProblemTimes,
     queries::Queries,
     readiness::Readiness,
@@ -62,6 +63,8 @@ pub(super) struct Reconciler {
     logged_revision: Option<u64>,
     /// Measures for `status_http`, if it serves.
     measures: Option<Box<Measures>>,
+    /// State of the pod's policy, if it is enforced.
+    policy: Option<watch::Receiver<PolicyState>>,
     tasks: Tasks,
 }
 
@@ -110,8 +113,16 @@ impl Reconciler {
             problem_times: ProblemTimes::default(),
             logged_revision: None,
             measures: None,
+            policy: None,
             tasks,
         })
+    }
+
+    /// Waits with the announcement for the pod's policy.
+    pub(super) fn follow_policy(&mut self, policy: watch::Receiver<PolicyState>) -> Result<(), AgentError> {
+        self.readiness.set_policy(policy.borrow().clone())?;
+        self.policy = Some(policy);
+        Ok(())
     }
 
     /// Applies settings, before anything else and whenever they change.
@@ -186,6 +197,7 @@ impl Reconciler {
                     self.follow(batch, events).await?;
                 }
                 Some(message) = messages.recv() => self.receive_message(message)?,
+                state = changed(&mut self.policy) => self.readiness.set_policy(state)?,
                 () = sleep_until(wakeup) => self.reconcile()?,
             }
         }
@@ -391,6 +403,16 @@ async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut apply: impl FnMut(V
             return;
         }
     }
+}
+
+/// Waits for a new state of the policy.
+async fn changed(policy: &mut Option<watch::Receiver<PolicyState>>) -> PolicyState {
+    if let Some(policy) = policy
+        && policy.changed().await.is_ok()
+    {
+        return policy.borrow_and_update().clone();
+    }
+    std::future::pending().await
 }
 
 async fn sleep_until(wakeup: Option<Instant>) {

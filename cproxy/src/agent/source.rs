@@ -8,7 +8,10 @@ use cproxy_network::SocketSetup;
 use cproxy_wire::{self as wire, ApiClient, ApiServer, Configuration, LastContact, jitter};
 use tokio::sync::mpsc;
 
-use super::error::AgentError;
+use super::{
+    error::AgentError,
+    policy::{FeedSender, follow_relay, send_files},
+};
 use crate::{
     config::ObjectSource,
     manifests::{self, Files, ParseOptions, Watcher},
@@ -132,11 +135,17 @@ pub(super) fn start(
     setup: SocketSetup,
     last_contact: LastContact,
     sender: mpsc::Sender<Vec<Event>>,
+    policy: Option<FeedSender>,
     tasks: &Tasks,
 ) -> Option<Arc<ApiClient>> {
     match source {
         CheckedSource::Manifests(watcher, files) => {
-            tasks.keep("source", manifests::watch(*files, watcher, sender));
+            let look = move |files: &Files| {
+                if let Some(FeedSender::Manifests(sender, pod)) = &policy {
+                    send_files(files, sender, pod);
+                }
+            };
+            tasks.keep("source", manifests::watch(*files, watcher, sender, look));
             None
         }
         CheckedSource::ApiServer(server, configuration) => {
@@ -154,6 +163,10 @@ pub(super) fn start(
             let client = Arc::new(ApiClient::new(server, *configuration, setup));
             let of_watch = client.clone();
             tasks.keep("source", async move { wire::watch(&*of_watch, node_name, last_contact, sender).await });
+            if let Some(FeedSender::Relay(sender)) = policy {
+                let of_policy = client.clone();
+                tasks.keep("policy source", async move { follow_relay(&of_policy, sender).await });
+            }
             Some(client)
         }
     }

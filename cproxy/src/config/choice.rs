@@ -50,6 +50,18 @@ pub enum ServiceCounting {
     On,
 }
 
+/// Enforcement of network policies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PolicyMode {
+    /// No policy is asked for.
+    #[default]
+    Off,
+    /// Denials are recorded, and nothing is denied.
+    Audit,
+    /// Denials are denied.
+    Enforce,
+}
+
 /// Network namespaces in which calls are not translated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExcludeNetns {
@@ -76,6 +88,14 @@ impl Choice for bool {
 
 impl Choice for ServiceCounting {
     const CHOICES: &'static [(Self, &'static str, &'static str)] = &[(Self::Off, "off", ""), (Self::On, "on", "")];
+}
+
+impl Choice for PolicyMode {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::Off, "off", "No policy"),
+        (Self::Audit, "audit", "Record what would be denied, and deny nothing"),
+        (Self::Enforce, "enforce", "Deny what no policy allows"),
+    ];
 }
 
 impl Choice for ExcludeNetns {

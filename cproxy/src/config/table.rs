@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use clap::ArgAction;
-use cproxy_core::{Address, Balance, ExternalIps, parse_address};
+use cproxy_core::{Address, Balance, ExternalIps, ObjectName, is_label, is_subdomain, parse_address};
 use cproxy_daemon::{ListenAddress, LogFormat};
 use cproxy_datapath::sockets::TerminateSockets;
 use cproxy_wire::ServerAddress;
@@ -13,7 +13,7 @@ use tracing::Level;
 
 use super::{
     CanaryAddresses,
-    choice::{ExcludeNetns, OnTimeout, ServiceCounting, choice},
+    choice::{ExcludeNetns, OnTimeout, PolicyMode, ServiceCounting, choice},
     setting::settings,
 };
 use crate::canary;
@@ -165,6 +165,27 @@ settings! {
 }
 
 settings! {
+    /// Network policy of the pod.
+    PolicySettings {
+        /// Enforcement of the NetworkPolicies that select this pod, as a relay with `--policies` has them
+        #[arg(value_name = "MODE", default_value = "off", value_parser = choice::<PolicyMode>())]
+        "policy" policy: PolicyMode, OnRestart, Shown,
+            { without: "", example: "",
+              effect: "[Enforce](policy.md) the NetworkPolicies that select this pod, or only record what they would                        deny. The source is a [relay](relay.md#network-policies) with `--policies`, or manifests and                        `--policy-pod`." };
+        /// Pod that this VM is, where manifests are the source: NAMESPACE/NAME
+        #[arg(value_name = "POD", value_parser = parse_pod)]
+        "policy-pod" policy_pod: Option<ObjectName>, OnRestart, Shown,
+            { without: "the pod of the only policy that the relay shows", example: "shop/web-0",
+              effect: "Pod whose policy is enforced, as NAMESPACE/NAME. Manifests need it." };
+        /// Do not apply the policy to calls in or below these cgroups; at most 8, separated by commas
+        #[arg(value_name = "DIR", num_args = 1.., value_delimiter = ',')]
+        "policy-exempt-cgroup" policy_exempt_cgroup: Vec<PathBuf>, OnRestart, Shown,
+            { without: "none", example: "/sys/fs/cgroup/system.slice",
+              effect: "Cgroup2 directories of the guest's own daemons: the policy does not apply to calls of                        processes in or below them; at most 8. What comes in is looked at all the same." };
+    }
+}
+
+settings! {
     /// Counters by Service.
     CounterSettings {
         /// Count calls by Service, for `cproxy get services -o wide` and metrics; each call then costs more
@@ -260,6 +281,13 @@ settings! {
               effect: "`fail`: exit with 1 after the timeout or if cproxy cannot run here, with 2 if `--timeout` or \
                        `--for` is invalid. `start`: exit with 0 in these cases; with an invalid value, wait without \
                        it. Both print what is missing." };
+    }
+}
+
+fn parse_pod(text: &str) -> Result<ObjectName, String> {
+    match text.split_once('/') {
+        Some((namespace, name)) if is_label(namespace) && is_subdomain(name) => Ok(ObjectName::new(namespace, name)),
+        _ => Err("expected NAMESPACE/POD".to_owned()),
     }
 }
 

@@ -205,10 +205,16 @@ fn directory(path: &Path) -> &Path {
     nearest(path, Path::is_dir)
 }
 
-/// Sends the files' content now and after every change; ends when the receiver is closed.
-pub async fn watch(mut files: Files, mut watcher: Watcher, events: mpsc::Sender<Vec<Event>>) {
+/// Sends the files' content now and after every change, and has others `look` at it; ends when the receiver is closed.
+pub async fn watch(
+    mut files: Files,
+    mut watcher: Watcher,
+    events: mpsc::Sender<Vec<Event>>,
+    look: impl Fn(&Files) + Send,
+) {
     let (mut problem_log, mut unread_log) = (ProblemLog::default(), ProblemLog::default());
     loop {
+        look(&files);
         let changes = problem_log.exchange(files.problems().cloned().chain(files.duplicates()));
         for problem in &changes.new {
             tracing::warn!(name: "problem", "{problem}");

@@ -17,7 +17,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::protocol::{ALIVE, FAILED, LIMITED, READY, SOCKET, UNUSABLE};
+use super::protocol::{ALIVE, CLOSED, FAILED, LIMITED, READY, SOCKET, UNUSABLE};
 
 /// Name of a file until it is complete.
 const TEMPORARY: &str = ".new";
@@ -43,7 +43,9 @@ pub(super) fn write(dir: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
 
 /// Removes the files of an agent that has ended.
 pub(super) fn clear(dir: &OwnedFd) -> io::Result<()> {
-    [READY, LIMITED, FAILED, UNUSABLE, SOCKET, ALIVE, TEMPORARY].into_iter().try_for_each(|name| remove(dir, name))
+    [READY, LIMITED, CLOSED, FAILED, UNUSABLE, SOCKET, ALIVE, TEMPORARY]
+        .into_iter()
+        .try_for_each(|name| remove(dir, name))
 }
 
 /// Whether a file is there, and not something else in its place.
@@ -85,7 +87,7 @@ pub(super) fn read_line(run_dir: &Path, name: &str) -> Option<String> {
 /// Names and first lines of the files that tell the agent's state.
 pub fn read_states(run_dir: &Path) -> impl Iterator<Item = (&'static str, String)> {
     let line = |name| Some((name, read_line(run_dir, name)?));
-    [READY, LIMITED, FAILED, UNUSABLE].into_iter().filter_map(line)
+    [READY, LIMITED, CLOSED, FAILED, UNUSABLE].into_iter().filter_map(line)
 }
 
 /// Checks that root or the owner of the directory has made an opened file of it: others may write to the directory.

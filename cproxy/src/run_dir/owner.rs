@@ -8,13 +8,14 @@ use std::{
     sync::Arc,
 };
 
+use cproxy_core::printable;
 use cproxy_daemon::unix_socket::{self, SocketFile};
 use cproxy_datapath::owned_dir;
 use tokio::net::UnixListener;
 
 use super::{
     client, files, life, lock,
-    protocol::{FAILED, LIMITED, READY, SOCKET, UNUSABLE},
+    protocol::{CLOSED, FAILED, LIMITED, READY, SOCKET, UNUSABLE},
 };
 
 /// Reason why a run directory cannot be used.
@@ -78,6 +79,17 @@ impl RunDir {
     /// It cannot be written.
     pub fn set_limited(&self, caveat: &str) -> Result<(), RunDirError> {
         self.write(LIMITED, &format!("{caveat}\n"))
+    }
+
+    /// Writes `closed` with the reason why the pod's policy is not in force, or removes it.
+    ///
+    /// # Errors
+    /// It cannot be written or removed.
+    pub fn set_closed(&self, reason: Option<&str>) -> Result<(), RunDirError> {
+        match reason {
+            Some(reason) => self.write(CLOSED, &format!("{}\n", printable(reason))),
+            None => files::remove(&self.dir, CLOSED).map_err(|error| RunDirError(self.path.clone(), error)),
+        }
     }
 
     /// Writes `ready`.

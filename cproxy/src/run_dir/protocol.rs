@@ -6,6 +6,8 @@ use std::time::Duration;
 pub(super) const READY: &str = "ready";
 /// File of programs that are attached below the cgroup root.
 pub(super) const LIMITED: &str = "limited";
+/// File of a pod's policy that is not in force.
+pub(super) const CLOSED: &str = "closed";
 /// File of a failure that another attempt may repair.
 pub(super) const FAILED: &str = "failed";
 /// File of a failure that would repeat itself.

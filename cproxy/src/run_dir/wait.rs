@@ -13,7 +13,7 @@ use super::{
     client::{explain_silence, fetch_gauges, fetch_services, fetch_source},
     files::{is_ready, read_line},
     life::{KILLED, Life, life, obstacle},
-    protocol::{FAILED, LIMITED, RESPONSE_TIMEOUT, UNUSABLE},
+    protocol::{CLOSED, FAILED, LIMITED, RESPONSE_TIMEOUT, UNUSABLE},
 };
 use crate::report::SourceReport;
 
@@ -138,14 +138,15 @@ impl Missing {
                 let what = if *is_served { "has no eligible endpoint" } else { "does not exist, or is not served" };
                 format!("Service {service} {what}: `cproxy explain {service}` says why")
             }
-            Self::Ready => match fetch_gauges(run_dir, LAST_RESPONSE) {
-                Err(error) => explain_silence(run_dir, &error),
-                Ok(gauges) if gauges.contains_key("api_server_silent_seconds") => {
+            Self::Ready => match (fetch_gauges(run_dir, LAST_RESPONSE), read_line(run_dir, CLOSED)) {
+                (Err(error), _) => explain_silence(run_dir, &error),
+                (Ok(_), Some(reason)) => format!("the pod's policy is not in force: {reason}"),
+                (Ok(gauges), None) if gauges.contains_key("api_server_silent_seconds") => {
                     "the agent has reached its API server but has no complete list of all kinds yet, or has not \
                      compared its table since the VM was restored; see its log"
                         .to_owned()
                 }
-                Ok(_) => match fetch_source(run_dir) {
+                (Ok(_), None) => match fetch_source(run_dir) {
                     Ok(SourceReport::ApiServer { failure: Some(failure), .. }) => {
                         format!("the agent has received nothing from its source yet: {failure}")
                     }

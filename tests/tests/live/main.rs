@@ -15,6 +15,7 @@ mod lost_objects;
 mod manifests;
 mod other_users;
 mod places;
+mod policy;
 mod privileges;
 mod refused;
 mod resolve_policy;

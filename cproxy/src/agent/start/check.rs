@@ -11,11 +11,12 @@ use crate::{
     agent::{
         error::AgentError,
         loop_settings::{check_canary, loop_settings},
+        policy,
         source::{self, CheckedSource},
         tasks::resume::{self, KernelLog},
         timeline::{Phase, Timeline},
     },
-    config::{Config, LoopSettings},
+    config::{Config, LoopSettings, PolicyMode},
     manifests::{self, ParseOptions},
     privileges,
     run_dir::RunDir,
@@ -76,7 +77,9 @@ impl Checked {
 impl Input {
     async fn read(config: &Config) -> Result<Self, AgentError> {
         let node = config.node_context();
-        let options = ParseOptions { node_name: node.node_name.clone(), ..ParseOptions::default() };
+        policy::check(config)?;
+        let has_policies = config.policy.policy != PolicyMode::Off;
+        let options = ParseOptions { node_name: node.node_name.clone(), has_policies, ..ParseOptions::default() };
         let bootstrap = config.bootstrap.bootstrap.as_deref();
         let bootstrap = bootstrap.map(|path| read_bootstrap(path, &node, &options)).transpose()?;
         let settings = loop_settings(config)?;

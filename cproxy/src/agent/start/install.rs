@@ -14,8 +14,9 @@ use crate::{
         canary::Canary,
         early_events::EarlyEvents,
         error::AgentError,
-        install::install_in_child,
+        install::{install_in_child, load_policy_in_child},
         own_sockets::socket_setup,
+        policy::{Feed, FeedSender, PolicyTask},
         readiness::Readiness,
         reconciler::{Reconciler, Shared},
         source::{self, CheckedSource, SourceStatus},
@@ -26,7 +27,7 @@ use crate::{
         },
         timeline::Phase,
     },
-    config::Config,
+    config::{Config, ObjectSource, PolicyMode},
     mailbox::{Mailbox, Message},
     privileges::Broker,
     run_dir::RunDir,
@@ -50,6 +51,8 @@ pub(in crate::agent) struct Installed {
     pub(super) broker: Option<io::Result<Broker>>,
     pub(super) reconciler: Reconciler,
     pub(super) source: StartedSource,
+    /// Enforcement of the pod's policy, if it is on, and the way from its source.
+    pub(super) policy: Option<(PolicyTask, Feed)>,
     pub(super) mailbox: Mailbox,
     pub(super) messages: mpsc::Receiver<Message>,
     pub(super) addresses: AddressSource,
@@ -72,13 +75,19 @@ pub(super) struct StartedSource {
 
 impl StartedSource {
     /// Starts the source, which may deliver while the programs are attached.
-    fn start(source: CheckedSource, node_name: Option<String>, lock: &PinLock, tasks: &Tasks) -> Self {
+    fn start(
+        source: CheckedSource,
+        node_name: Option<String>,
+        lock: &PinLock,
+        policy: Option<FeedSender>,
+        tasks: &Tasks,
+    ) -> Self {
         let configuration = source.configuration().cloned();
         let last_contact = LastContact::default();
         let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
         let weak_sender = sender.downgrade();
         let setup = socket_setup(lock.pins());
-        let client = source::start(source, node_name, setup, last_contact.clone(), sender, tasks);
+        let client = source::start(source, node_name, setup, last_contact.clone(), sender, policy, tasks);
         Self { events, early: Vec::new(), sender: weak_sender, client, configuration, last_contact }
     }
 
@@ -93,7 +102,8 @@ impl Checked {
         let Self { config, input, kernel_log, environment, lock, run_dir, listener, socket, status_http, .. } = self;
         let Input { node, bootstrap, settings, source } = input;
         let (mut timeline, tasks) = (self.timeline, Tasks::default());
-        let mut source = StartedSource::start(source, node.node_name.clone(), &lock, &tasks);
+        let (feed_sender, feed) = policy_feed(&config).unzip();
+        let mut source = StartedSource::start(source, node.node_name.clone(), &lock, feed_sender, &tasks);
         // It gets ready while the programs are loaded.
         let broker = (!source.has_exec_plugin()).then(|| {
             let files = status_http.files().chain([&**socket.path()]);
@@ -103,6 +113,9 @@ impl Checked {
         let mut early = EarlyEvents::new(Store::new(node.clone()), measures);
         let installed = install_in_child(&environment, &lock, config.counters.service_counters, None);
         early.receive(&mut source.events, installed).await?;
+        if feed.is_some() {
+            load_policy_in_child(&environment, &lock).await?;
+        }
         source.early = early.rest;
         report_scope(&environment, &run_dir)?;
         timeline.end(Phase::Install);
@@ -114,6 +127,10 @@ impl Checked {
         let PresentAddresses { pod_ips, own } = addresses.start(&node.pod_ips, source.configuration.as_ref());
         let mut store = early.store;
         store.apply(Event::PodIps(pod_ips.clone()));
+        let policy = match feed {
+            Some(feed) => Some((PolicyTask::open(&config, lock.pins(), &environment.cgroup, own.clone()).await?, feed)),
+            None => None,
+        };
         let canary = Canary::new(&config.monitoring.canary_address);
         let status = SourceStatus::new(&config.source.source(), source.client.clone(), source.last_contact.clone());
         let (health, check_requests) = ProgramHealth::new();
@@ -121,6 +138,9 @@ impl Checked {
         let readiness = Readiness::new(run_dir, timeline);
         let mut reconciler = Reconciler::open(&lock, (store, canary), status, readiness, shared, tasks.clone())?;
         reconciler.measure(early.measures);
+        if let Some((policy, _)) = &policy {
+            reconciler.follow_policy(policy.state())?;
+        }
         reconciler.configure(&settings)?;
         reconciler.set_own_addresses(own)?;
         reconciler.reseed()?;
@@ -140,6 +160,7 @@ impl Checked {
             broker,
             reconciler,
             source,
+            policy,
             mailbox,
             messages,
             addresses,
@@ -147,6 +168,17 @@ impl Checked {
             tasks,
         })
     }
+}
+
+/// Way of the pod's policy from the source, if it is enforced.
+fn policy_feed(config: &Config) -> Option<(FeedSender, Feed)> {
+    if config.policy.policy == PolicyMode::Off {
+        return None;
+    }
+    Some(match (&config.source.source(), &config.policy.policy_pod) {
+        (ObjectSource::Manifests(_), Some(pod)) => Feed::of_manifests(pod.clone()),
+        _ => Feed::of_relay(),
+    })
 }
 
 /// Reports in the log where the programs are attached; to `cproxy wait`, too, if that is below the cgroup root.

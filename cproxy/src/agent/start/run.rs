@@ -55,6 +55,10 @@ impl Installed {
         // The agent may write to no such file later.
         let entrance = health::entrance(&environment.cgroup);
         *broker = filter_system_calls(self.broker).map(Arc::new);
+        if let Some((mut policy, feed)) = self.policy {
+            policy.confine(broker.clone());
+            tasks.keep("policy", policy.run(feed));
+        }
         let pins = lock.pins();
         let Shared { retired_queue, socket_gauges, place_watch, health } = reconciler.shared();
         let health = health.clone();

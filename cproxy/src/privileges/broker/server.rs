@@ -346,6 +346,15 @@ fn child_arguments(words: &[OsString], pin_dir: &Path) -> Option<Vec<OsString>> 
         ("install", [cgroup, counters]) => {
             ["--cgroup".into(), cgroup.clone(), "--service-counters".into(), counters.clone()].to_vec()
         }
+        ("policy", [action, cgroup, directions]) => [
+            "--action".into(),
+            action.clone(),
+            "--cgroup".into(),
+            cgroup.clone(),
+            "--directions".into(),
+            directions.clone(),
+        ]
+        .to_vec(),
         // After the two dashes there are no flags.
         ("canary", routes) => [OsString::from("--")].into_iter().chain(routes.iter().cloned()).collect(),
         _ => return None,

@@ -1,0 +1,256 @@
+//! Network policy of the pod: from the source into the kernel. One task owns the maps.
+//!
+//! Until the policy and all of its sets have come, all is denied but traffic within the VM; the last policy stays when
+//! the source, the agent or a part of a newer policy is gone.
+
+mod follow;
+mod replica;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use cproxy_core::{Address, ObjectName};
+use cproxy_datapath::bpf::{
+    self, CgroupError, PinDir, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicySettings, excluded_cgroup,
+    netns_cookie,
+};
+use cproxy_policy::{Compiled, Directions, Operation, PodPolicy, PolicyTable, compile};
+use tokio::{sync::watch, task::spawn_blocking};
+
+pub(super) use self::follow::{Feed, FeedSender, follow_relay, send_files};
+use self::replica::Replica;
+use crate::{
+    config::{Config, PolicyMode},
+    privileges::{Broker, run_child},
+};
+
+/// Network namespace of the agent, which is the pod's.
+const OWN_NETNS: &str = "/proc/self/ns/net";
+
+/// Failure to begin with policy.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyStartError {
+    /// The kernel or a pin cannot be used.
+    #[error("--policy: {0}")]
+    Kernel(#[from] PolicyError),
+    /// An exempt cgroup does not exist.
+    #[error("--policy-exempt-cgroup {0}")]
+    Exempt(#[from] CgroupError),
+    /// Network namespaces cannot be told apart.
+    #[error("--policy: the kernel does not tell network namespaces apart (Linux 5.14 does): {0}")]
+    Netns(io::Error),
+    /// Manifests have many pods.
+    #[error("--policy: manifests need --policy-pod NAMESPACE/NAME, the pod that this VM is")]
+    NoPod,
+}
+
+/// Whether the pod's policy is in force; the reason why not.
+pub(super) type PolicyState = Result<(), String>;
+
+/// Enforcement of the pod's policy.
+pub(super) struct PolicyTask {
+    maps: PolicyMaps,
+    table: PolicyTable,
+    replica: Replica,
+    pod: Option<ObjectName>,
+    /// Addresses of the VM, with which it may always talk.
+    own: Vec<Address>,
+    hooks: Hooks,
+    state: watch::Sender<PolicyState>,
+}
+
+/// Attaching of the programs, by this process while it may, and by a child afterwards.
+struct Hooks {
+    own: PolicyHooks,
+    pin_dir: PathBuf,
+    cgroup: PathBuf,
+    broker: Option<Arc<Broker>>,
+    is_confined: bool,
+}
+
+/// Checks settings before anything is attached.
+pub(super) fn check(config: &Config) -> Result<(), PolicyStartError> {
+    let is_on = config.policy.policy != PolicyMode::Off;
+    let needs_pod = is_on && !config.source.manifests.is_empty() && config.policy.policy_pod.is_none();
+    if needs_pod { Err(PolicyStartError::NoPod) } else { Ok(()) }
+}
+
+impl PolicyTask {
+    /// Takes over the maps, closed unless a policy is in force already.
+    pub(super) async fn open(
+        config: &Config,
+        pins: &PinDir,
+        cgroup: &Path,
+        own: Vec<Address>,
+    ) -> Result<Self, PolicyStartError> {
+        let own_pins = PolicyPins::new(pins);
+        let mut maps = PolicyMaps::open(&own_pins)?;
+        let exempt = config.policy.policy_exempt_cgroup.iter().map(|dir| excluded_cgroup(dir));
+        maps.configure(&PolicySettings {
+            netns_cookie: netns_cookie().map_err(PolicyStartError::Netns)?,
+            exempt_cgroups: exempt.collect::<Result<_, _>>()?,
+            is_audited: config.policy.policy == PolicyMode::Audit,
+        })?;
+        let hooks = Hooks {
+            own: PolicyHooks::open(&own_pins, cgroup, Path::new(OWN_NETNS))?,
+            pin_dir: pins.directory().to_owned(),
+            cgroup: cgroup.to_owned(),
+            broker: None,
+            is_confined: false,
+        };
+        let (state, _) = watch::channel(Err("the source has not shown the pod's policy yet".to_owned()));
+        let pod = config.policy.policy_pod.clone();
+        let (table, replica) = Default::default();
+        let mut task = Self { maps, table, replica, pod, own, hooks, state };
+        if task.maps.has_policy()? {
+            // The programs that translate may have been attached again.
+            task.hooks.own.attach(task.maps.enforced()?)?;
+            task.hooks.own.attach_behind()?;
+        } else {
+            let closed = task.closed();
+            task.enforce(&closed).await?;
+        }
+        Ok(task)
+    }
+
+    /// Whether the policy is in force.
+    pub(super) fn state(&self) -> watch::Receiver<PolicyState> {
+        self.state.subscribe()
+    }
+
+    /// Has a child attach the programs from now on.
+    pub(super) fn confine(&mut self, broker: Option<Arc<Broker>>) {
+        self.hooks.broker = broker;
+        self.hooks.is_confined = true;
+    }
+
+    /// Follows the source for ever.
+    pub(super) async fn run(mut self, mut feed: Feed) {
+        while let Some(updates) = feed.next().await {
+            updates.into_iter().for_each(|update| self.replica.apply(update));
+            self.write().await;
+        }
+    }
+
+    /// Puts the policy in force, if it is complete.
+    async fn write(&mut self) {
+        let compiled = match self.replica.complete(self.pod.as_ref()) {
+            Ok(complete) => {
+                let mut policy = complete.policy.clone();
+                policy.own_addresses = [&*policy.own_addresses, &self.own].concat().into();
+                compile(&policy, |set| complete.addresses(set))
+            }
+            Err(missing) => {
+                // A policy that was in force stays.
+                self.state.send_if_modified(|state| match state {
+                    Err(before) if *before != missing => {
+                        *before = missing;
+                        true
+                    }
+                    _ => false,
+                });
+                return;
+            }
+        };
+        compiled.problems.iter().for_each(|problem| tracing::warn!(name: "problem", "{problem}"));
+        let written = self.enforce(&compiled).await;
+        match written {
+            Ok(()) => {
+                if self.state.borrow().is_err() {
+                    let Directions { ingress, egress } = compiled.isolated;
+                    tracing::info!(name: "policy", "the pod's policy is in force: isolated for ingress: {ingress}, egress: {egress}");
+                }
+                drop(self.state.send_replace(Ok(())));
+            }
+            Err(error) => {
+                tracing::error!(name: "policy_failed", "the pod's policy could not be written, the last one stays: {error}");
+                self.table.forget();
+            }
+        }
+    }
+
+    /// A policy that allows traffic within the VM alone.
+    fn closed(&self) -> Compiled {
+        let closed = PodPolicy {
+            name: ObjectName::new("", ""),
+            uid: "".into(),
+            node_name: "".into(),
+            isolated: Directions { ingress: true, egress: true },
+            node_addresses: [].into(),
+            own_addresses: self.own.clone().into(),
+            rules: Vec::new(),
+            sets: Vec::new(),
+        };
+        compile(&closed, |_| [])
+    }
+
+    async fn enforce(&mut self, compiled: &Compiled) -> Result<(), PolicyError> {
+        let operations = self.table.plan(compiled).map_err(|many| {
+            PolicyError::Io(PathBuf::from("policy"), io::Error::other(format!("{} addresses are too many", many.0)))
+        })?;
+        for operation in &operations {
+            let Operation::Enforce(directions) = *operation else {
+                self.maps.apply(operation)?;
+                continue;
+            };
+            self.hooks.attach(directions).await?;
+            self.maps.apply(operation)?;
+            self.hooks.own.detach_others(directions)?;
+        }
+        Ok(())
+    }
+}
+
+impl Hooks {
+    /// Attaches the programs of these directions that are not attached.
+    async fn attach(&self, directions: Directions) -> Result<(), PolicyError> {
+        if self.own.are_attached(directions)? {
+            return Ok(());
+        }
+        if !self.is_confined {
+            return self.own.attach(directions);
+        }
+        let words = ["policy".into(), "attach".into(), self.cgroup.clone().into(), text(directions).into()];
+        let (broker, pin_dir) = (self.broker.clone(), self.pin_dir.clone());
+        let failed = |error| PolicyError::Attach("by a child", error);
+        let child = move || {
+            let stdin = std::fs::File::open("/dev/null")?;
+            run_child(broker.as_deref(), &pin_dir, &words, stdin.into())
+        };
+        let output = spawn_blocking(child).await.map_err(io::Error::other).flatten().map_err(failed)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
+    }
+}
+
+/// Directions as words of a child.
+fn text(directions: Directions) -> &'static str {
+    match (directions.ingress, directions.egress) {
+        (true, true) => "both",
+        (true, false) => "ingress",
+        (false, true) => "egress",
+        (false, false) => "none",
+    }
+}
+
+/// Implementation of `cproxy policy`, a child of the agent: loads the policy's programs, or attaches them.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn policy_child(action: &str, pin_dir: &Path, cgroup: &Path, directions: &str) -> Result<(), PolicyError> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
+    let pins = PinDir::new(pin_dir);
+    if action == "load" {
+        return bpf::install_policy(&pins, bpf::Features::probe()).map(drop);
+    }
+    let directions = Directions {
+        ingress: matches!(directions, "ingress" | "both"),
+        egress: matches!(directions, "egress" | "both"),
+    };
+    PolicyHooks::open(&PolicyPins::new(&pins), cgroup, Path::new(OWN_NETNS))?.attach(directions)
+}

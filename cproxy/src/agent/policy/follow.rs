@@ -1,0 +1,180 @@
+//! Sources of the pod's policy: a relay, and manifests.
+
+use std::marker::PhantomData;
+
+use cproxy_core::{ObjectName, printable};
+use cproxy_policy::{AddressSlice, PodPolicy, Resolver, SliceName, served};
+use cproxy_wire::{ApiClient, Decoded, FieldSelector, Selectors, Subscriber, WatchEvent, WatchedResource};
+use tokio::sync::{mpsc, watch};
+
+use super::replica::{Change, Update};
+use crate::manifests::Files;
+
+/// All objects that the source shows to this client.
+const ALL: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };
+
+/// Updates that wait for the task that enforces, at most.
+const WAITING_MAX: usize = 16;
+
+/// Way from a source to the task that enforces the policy.
+pub(in crate::agent) enum Feed {
+    Relay(mpsc::Receiver<Update>),
+    Manifests(watch::Receiver<Option<Vec<Update>>>),
+}
+
+/// The other end of the way.
+pub(in crate::agent) enum FeedSender {
+    Relay(mpsc::Sender<Update>),
+    Manifests(watch::Sender<Option<Vec<Update>>>, ObjectName),
+}
+
+impl Feed {
+    /// A way from a relay.
+    pub(in crate::agent) fn of_relay() -> (FeedSender, Self) {
+        let (sender, receiver) = mpsc::channel(WAITING_MAX);
+        (FeedSender::Relay(sender), Self::Relay(receiver))
+    }
+
+    /// A way from manifests, of which the policy of a pod counts.
+    pub(in crate::agent) fn of_manifests(pod: ObjectName) -> (FeedSender, Self) {
+        let (sender, receiver) = watch::channel(None);
+        (FeedSender::Manifests(sender, pod), Self::Manifests(receiver))
+    }
+
+    /// The next updates; `None` at the end of the source.
+    pub(super) async fn next(&mut self) -> Option<Vec<Update>> {
+        match self {
+            Self::Relay(updates) => {
+                let mut batch = vec![updates.recv().await?];
+                while let Ok(update) = updates.try_recv() {
+                    batch.push(update);
+                }
+                Some(batch)
+            }
+            Self::Manifests(state) => {
+                state.changed().await.ok()?;
+                state.borrow_and_update().clone()
+            }
+        }
+    }
+}
+
+/// Follows the policies and slices that a relay shows, for ever.
+pub(in crate::agent) async fn follow_relay(client: &ApiClient, updates: mpsc::Sender<Update>) {
+    let mut policies = PolicySubscriber::<served::PodPolicy> { updates: updates.clone(), kind: PhantomData };
+    let mut slices = PolicySubscriber::<served::AddressSlice> { updates, kind: PhantomData };
+    tokio::join!(
+        cproxy_wire::follow_resource(client, ALL, &mut policies),
+        cproxy_wire::follow_resource(client, ALL, &mut slices),
+    );
+}
+
+/// Sends what files say of a pod.
+pub(in crate::agent) fn send_files(files: &Files, sender: &watch::Sender<Option<Vec<Update>>>, pod: &ObjectName) {
+    let objects = files.policy_objects();
+    let unread: Vec<_> = objects.unread_of(&pod.namespace).collect();
+    let resolver: Resolver = objects.events().collect();
+    let mut updates = vec![Update::Policies(Change::ListStarted), Update::Slices(Change::ListStarted)];
+    if !unread.is_empty() || files.has_unread_file() {
+        // What cannot be read might isolate the pod.
+        let what = if unread.is_empty() { "a file".to_owned() } else { unread.join(", ") };
+        sender.send_replace(Some(vec![Update::Failed(format!("the manifests cannot be used as a whole: {what}"))]));
+        return;
+    }
+    if let Some(policy) = resolver.pod_policy(pod) {
+        let slices = policy.sets.iter().flat_map(|set| set.slice_names()).filter_map(|name| resolver.slice(name));
+        updates.extend(slices.map(|slice| Update::Slices(Change::Listed(slice.name, slice))));
+        updates.push(Update::Policies(Change::Listed(pod.clone(), policy)));
+    }
+    updates.extend([Update::Slices(Change::ListDone), Update::Policies(Change::ListDone)]);
+    sender.send_replace(Some(updates));
+}
+
+/// Object of a relay.
+trait Served: WatchedResource {
+    type Name: Send;
+    type Object: Send;
+
+    fn name(&self) -> Result<Self::Name, String>;
+    fn read(&self) -> Result<(Self::Name, Self::Object), String>;
+    fn update(change: Change<Self::Name, Self::Object>) -> Update;
+}
+
+impl Served for served::PodPolicy {
+    type Name = ObjectName;
+    type Object = PodPolicy;
+
+    fn name(&self) -> Result<ObjectName, String> {
+        Ok(ObjectName::new(&self.metadata.namespace, &*self.metadata.name))
+    }
+
+    fn read(&self) -> Result<(ObjectName, PodPolicy), String> {
+        let policy = Self::read(self).map_err(|error| error.to_string())?;
+        Ok((policy.name.clone(), policy))
+    }
+
+    fn update(change: Change<ObjectName, PodPolicy>) -> Update {
+        Update::Policies(change)
+    }
+}
+
+impl Served for served::AddressSlice {
+    type Name = SliceName;
+    type Object = AddressSlice;
+
+    fn name(&self) -> Result<SliceName, String> {
+        SliceName::parse(&self.metadata.name).ok_or_else(|| "it has no slice's name".to_owned())
+    }
+
+    fn read(&self) -> Result<(SliceName, AddressSlice), String> {
+        let slice = Self::read(self).map_err(|error| error.to_string())?;
+        Ok((slice.name, slice))
+    }
+
+    fn update(change: Change<SliceName, AddressSlice>) -> Update {
+        Update::Slices(change)
+    }
+}
+
+/// Subscriber that passes a kind on.
+struct PolicySubscriber<K> {
+    updates: mpsc::Sender<Update>,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: Served> PolicySubscriber<K> {
+    /// Update for an event. An object that cannot be read is as if it had not come: the policy is incomplete then.
+    fn update(event: WatchEvent<K>) -> Option<Update> {
+        let read = |decoded: Decoded<K>| {
+            let metadata = decoded.meta().clone();
+            let read = match &decoded {
+                Decoded::Object(object) => object.read(),
+                Decoded::Unreadable(_, error) => Err(error.clone()),
+            };
+            let warn = |error| tracing::warn!("{} {}: {error}; it is not used", K::KIND, printable(&metadata.name));
+            read.map_err(warn).ok()
+        };
+        let change = match event {
+            WatchEvent::ListStarted => Change::ListStarted,
+            WatchEvent::Listed(object) => read(object).map(|(name, object)| Change::Listed(name, object))?,
+            WatchEvent::ListDone(_) => Change::ListDone,
+            WatchEvent::Applied(object) => read(object).map(|(name, object)| Change::Applied(name, object))?,
+            WatchEvent::Deleted(Decoded::Object(object)) => Change::Deleted(object.name().ok()?),
+            WatchEvent::Failed(reason) => return Some(Update::Failed(reason)),
+            _ => return None,
+        };
+        Some(K::update(change))
+    }
+}
+
+impl<K: Served> Subscriber<K> for PolicySubscriber<K> {
+    const SPREADS_LISTS: bool = true;
+    const LISTS_AFTER_FAILURE: bool = false;
+
+    async fn publish(&mut self, event: WatchEvent<K>) {
+        if let Some(update) = Self::update(event) {
+            // Without a receiver, the agent ends.
+            self.updates.send(update).await.ok();
+        }
+    }
+}

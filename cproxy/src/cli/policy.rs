@@ -1,0 +1,32 @@
+//! `cproxy policy`: the child of `cproxy run` that loads and attaches the programs of network policy.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use super::output::print_error;
+use crate::agent;
+
+/// Flags of `cproxy policy`.
+#[derive(Args, Debug)]
+pub(super) struct PolicyOptions {
+    #[arg(long)]
+    action: String,
+    #[arg(long)]
+    cgroup: PathBuf,
+    #[arg(long)]
+    directions: String,
+    #[arg(long)]
+    pin_dir: PathBuf,
+}
+
+pub(super) fn run(options: &PolicyOptions) -> ExitCode {
+    let PolicyOptions { action, cgroup, directions, pin_dir } = options;
+    match agent::policy_child(action, pin_dir, cgroup, directions) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            print_error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}

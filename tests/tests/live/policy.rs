@@ -1,0 +1,321 @@
+//! `cproxy run --policy` with manifests: which calls and connections pass, by real system calls between network
+//! namespaces.
+
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use cproxy_tests::{
+    echo,
+    manifest::{self, http_service},
+    process::{Agent, RunningAgent, cproxy, eventually},
+    sandbox::{Netns, Sandbox},
+    world::{Host, SYNC, TCP, pod},
+};
+use serde_json::{Value, json};
+
+/// The pod that the agent is in.
+const WEB: Host = pod(9);
+/// A pod with the label that the policy allows, and one without it.
+const CLIENT: Host = pod(1);
+const OTHER: Host = pod(2);
+/// Ports of TCP and UDP that the policy does not name.
+const CLOSED: u16 = 8082;
+
+/// The guest in the middle, and a network namespace for each of the other pods.
+struct Pods {
+    client: Netns,
+    other: Netns,
+    sandbox: Sandbox,
+}
+
+impl Pods {
+    fn new() -> Self {
+        let sandbox = Sandbox::for_test();
+        sandbox.ip(&format!("address add {}/32 dev lo\naddress add {}/128 dev lo nodad\n", WEB.v4, WEB.v6));
+        let [client, other] = [(CLIENT, "client"), (OTHER, "other")].map(|(host, name)| link(&sandbox, host, name));
+        Self { client, other, sandbox }
+    }
+
+    /// Writes the cluster with the NetworkPolicies; OTHER has this label.
+    fn write(&self, policies: &[Value], label: &str) {
+        let pods = [(WEB, "web", "web"), (CLIENT, "client", "client"), (OTHER, "other", label)];
+        let pods = pods.map(|(host, name, app)| {
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": name, "namespace": "shop", "labels": {"app": app}},
+                "status": {"phase": "Running", "podIPs": host.addresses().map(|address| json!({"ip": address}))},
+            })
+        });
+        let services = http_service("client", "10.96.0.11", [CLIENT.v4.to_string()]).into_iter().chain(http_service(
+            "other",
+            "10.96.0.12",
+            [OTHER.v4.to_string()],
+        ));
+        let objects = pods.into_iter().chain(policies.iter().cloned()).chain(services);
+        manifest::write(&self.sandbox.manifest_dir(), "cluster.json", objects);
+    }
+
+    fn agent(&self, mode: &str) -> Agent<'_> {
+        let agent = Agent::new(&self.sandbox).manifests(self.sandbox.manifest_dir());
+        agent.args(["--policy", mode, "--policy-pod", "shop/web"]).args(["--pod-ip", &format!("{},{}", WEB.v4, WEB.v6)])
+    }
+
+    fn enforce(&self) -> RunningAgent {
+        self.agent("enforce").start()
+    }
+
+    fn has_links(&self) -> [bool; 2] {
+        let links = self.sandbox.pin_dir().join("policy-v1");
+        ["sk_lookup", "connect4"].map(|link| links.join(link).exists())
+    }
+}
+
+fn link(sandbox: &Sandbox, Host { v4, v6 }: Host, name: &str) -> Netns {
+    let netns = sandbox.empty_neighbour();
+    sandbox.ip(&format!(
+        "link add {name} type veth peer name eth0 netns {}\nlink set {name} addrgenmode none up\n\
+         address add fe80::1/64 dev {name} nodad\n\
+         route add {v4} dev {name} src {}\nroute add {v6} dev {name} src {}\n",
+        netns.path().display(),
+        WEB.v4,
+        WEB.v6
+    ));
+    sandbox.ip_in(
+        &netns,
+        &format!(
+            "link set lo up\naddress add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 nodad\nlink set eth0 up\n\
+             route add {} dev eth0 src {v4}\nroute add {} via fe80::1 dev eth0 src {v6}\n",
+            WEB.v4, WEB.v6
+        ),
+    );
+    netns
+}
+
+fn policy(name: &str, spec: Value) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": name, "namespace": "shop"}, "spec": spec,
+    })
+}
+
+fn clients() -> Value {
+    json!([{"podSelector": {"matchLabels": {"app": "client"}}}])
+}
+
+/// Clients may call TCP, and be called.
+fn both() -> Value {
+    let spec = json!({
+        "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": clients(), "ports": [{"port": TCP}, {"port": TCP, "protocol": "UDP"}]}],
+        "egress": [{"to": clients()}],
+    });
+    policy("both", spec)
+}
+
+fn connects(address: impl Into<IpAddr>, port: u16) -> io::Result<String> {
+    echo::ask_name((address.into(), port))
+}
+
+fn kind<T>(result: io::Result<T>) -> Result<(), io::ErrorKind> {
+    result.map(drop).map_err(|error| error.kind())
+}
+
+const DENIED: Result<(), io::ErrorKind> = Err(io::ErrorKind::PermissionDenied);
+const REFUSED: Result<(), io::ErrorKind> = Err(io::ErrorKind::ConnectionRefused);
+
+#[test]
+fn what_no_rule_allows_is_refused_at_once_in_both_directions() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let _agent = pods.enforce();
+    assert_eq!(pods.has_links(), [true, true]);
+    for (web, client, other) in [
+        (IpAddr::from(WEB.v4), IpAddr::from(CLIENT.v4), IpAddr::from(OTHER.v4)),
+        (WEB.v6.into(), CLIENT.v6.into(), OTHER.v6.into()),
+    ] {
+        let _servers = [TCP, CLOSED].map(|port| echo::tcp(&pods.sandbox, (web, port), "web"));
+        let _client = echo::tcp_in(&pods.client, (client, TCP), "client");
+        let _other = echo::tcp_in(&pods.other, (other, TCP), "other");
+        // What comes in.
+        assert_eq!(pods.client.run(|| connects(web, TCP)).unwrap(), "web");
+        assert_eq!(pods.client.run(|| kind(connects(web, CLOSED))), REFUSED);
+        assert_eq!(pods.other.run(|| kind(connects(web, TCP))), REFUSED);
+        // What the pod calls.
+        assert_eq!(connects(client, TCP).unwrap(), "client");
+        assert_eq!(kind(connects(other, TCP)), DENIED);
+        // Itself.
+        assert_eq!(connects(web, TCP).unwrap(), "web");
+        assert_eq!(connects(web, CLOSED).unwrap(), "web");
+    }
+    // The verdict is about the backend.
+    let _client = echo::tcp_in(&pods.client, (CLIENT.v4, 80), "client");
+    let _other = echo::tcp_in(&pods.other, (OTHER.v4, 80), "other");
+    assert_eq!(kind(connects([10, 96, 0, 12], 80)), DENIED);
+}
+
+#[test]
+fn datagrams_are_refused_and_their_replies_pass() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let _agent = pods.enforce();
+    for (web, client, other) in [
+        (IpAddr::from(WEB.v4), IpAddr::from(CLIENT.v4), IpAddr::from(OTHER.v4)),
+        (WEB.v6.into(), CLIENT.v6.into(), OTHER.v6.into()),
+    ] {
+        let at = |address: IpAddr| SocketAddr::new(address, TCP);
+        let [own, own_closed] = [TCP, CLOSED].map(|port| UdpSocket::bind((web, port)).unwrap());
+        let of_client = pods.client.run(|| UdpSocket::bind(at(client))).unwrap();
+        let of_other = pods.other.run(|| UdpSocket::bind(at(other))).unwrap();
+        for socket in [&own, &own_closed, &of_client, &of_other] {
+            socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        }
+        let mut buffer = [0; 16];
+        // A datagram to a port that no rule allows to come in: its reply passes, as long as it is one.
+        own_closed.send_to(b"a", at(client)).unwrap();
+        assert_eq!(of_client.recv(&mut buffer).unwrap(), 1);
+        of_client.send_to(b"re", (web, CLOSED)).unwrap();
+        assert_eq!(own_closed.recv(&mut buffer).unwrap(), 2);
+        // One that is no reply is refused, and the sender is told.
+        of_other.connect(at(web)).unwrap();
+        of_other.send(b"x").unwrap();
+        assert_eq!(kind(of_other.recv(&mut buffer)), REFUSED);
+        // A denied datagram fails at once; connect() does not, but what follows.
+        assert_eq!(kind(own.send_to(b"x", at(other))), DENIED);
+        let connected = UdpSocket::bind((web, 0)).unwrap();
+        connected.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        connected.connect(at(other)).unwrap();
+        assert_eq!(connected.peer_addr().unwrap(), at(other));
+        connected.send(b"x").ok();
+        assert_eq!(kind(connected.recv(&mut buffer)), REFUSED);
+        connected.connect(at(client)).unwrap();
+        connected.send(b"ok").unwrap();
+        assert_eq!(of_client.recv(&mut buffer).unwrap(), 2);
+    }
+}
+
+/// A server whose pod may call nobody answers those that may call it.
+#[test]
+fn a_server_of_datagrams_answers_without_egress() {
+    let pods = Pods::new();
+    let spec = json!({
+        "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": clients(), "ports": [{"port": TCP, "protocol": "UDP"}]}],
+    });
+    pods.write(&[policy("server", spec)], "other");
+    let _agent = pods.enforce();
+    let _server = echo::udp(&pods.sandbox, (WEB.v4, TCP), "web");
+    assert_eq!(pods.client.run(|| echo::ask_udp((WEB.v4, TCP))).unwrap().0, "web");
+    assert_eq!(kind(UdpSocket::bind((WEB.v4, 0)).unwrap().send_to(b"x", (CLIENT.v4, TCP))), DENIED);
+}
+
+#[test]
+fn changes_take_effect_and_without_a_policy_nothing_is_attached() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let _agent = pods.enforce();
+    let _web = echo::tcp(&pods.sandbox, (WEB.v4, TCP), "web");
+    let _other = echo::tcp_in(&pods.other, (OTHER.v4, TCP), "other");
+    let in_and_out = || (pods.other.run(|| kind(connects(WEB.v4, TCP))), kind(connects(OTHER.v4, TCP)));
+    let becomes = |what: &str, expected| {
+        eventually(SYNC, what, || {
+            let found = in_and_out();
+            if found == expected { Ok(()) } else { Err(format!("{found:?}")) }
+        });
+    };
+    assert_eq!(in_and_out(), (REFUSED, DENIED));
+    pods.write(&[both()], "client");
+    becomes("the label opens both directions", (Ok(()), Ok(())));
+    pods.write(&[both()], "other");
+    becomes("without the label they are closed again", (REFUSED, DENIED));
+    let mut ingress_only = both();
+    ingress_only["spec"]["policyTypes"] = json!(["Ingress"]);
+    ingress_only["spec"].as_object_mut().unwrap().remove("egress");
+    pods.write(&[ingress_only], "other");
+    becomes("one direction is open", (REFUSED, Ok(())));
+    eventually(SYNC, "no program for that direction", || {
+        if pods.has_links() == [true, false] { Ok(()) } else { Err(format!("{:?}", pods.has_links())) }
+    });
+    pods.write(&[], "other");
+    becomes("no policy", (Ok(()), Ok(())));
+    eventually(SYNC, "no program at all", || {
+        if pods.has_links() == [false, false] { Ok(()) } else { Err(format!("{:?}", pods.has_links())) }
+    });
+    pods.write(&[both()], "other");
+    becomes("a policy again", (REFUSED, DENIED));
+}
+
+#[test]
+fn the_last_policy_stays_without_the_agent_and_at_its_start() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let mut agent = pods.enforce();
+    let _web = echo::tcp(&pods.sandbox, (WEB.v4, TCP), "web");
+    let _client = echo::tcp_in(&pods.client, (CLIENT.v4, TCP), "client");
+    let as_the_policy_says = || {
+        assert_eq!(pods.other.run(|| kind(connects(WEB.v4, TCP))), REFUSED);
+        assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
+        assert_eq!(pods.client.run(|| kind(connects(WEB.v4, TCP))), Ok(()));
+        assert_eq!(kind(connects(CLIENT.v4, TCP)), Ok(()));
+    };
+    as_the_policy_says();
+    agent.kill();
+    as_the_policy_says();
+    // A file that cannot be read: the agent does not get ready, and the last policy stays.
+    manifest::write_text(&pods.sandbox.manifest_dir(), "broken.yaml", "{");
+    let mut again = pods.agent("enforce").spawn();
+    eventually(SYNC, "the agent says why it is not ready", || {
+        let log = again.log();
+        if log.contains("broken.yaml") { Ok(()) } else { Err(log) }
+    });
+    as_the_policy_says();
+    std::fs::remove_file(pods.sandbox.manifest_dir().join("broken.yaml")).unwrap();
+    again.wait_ready(SYNC);
+    as_the_policy_says();
+}
+
+#[test]
+fn before_its_policy_has_come_a_pod_is_closed() {
+    let pods = Pods::new();
+    manifest::write_text(&pods.sandbox.manifest_dir(), "cluster.json", "{}");
+    let mut agent = pods.agent("enforce").spawn();
+    let _web = echo::tcp(&pods.sandbox, (WEB.v4, TCP), "web");
+    let _client = echo::tcp_in(&pods.client, (CLIENT.v4, TCP), "client");
+    eventually(SYNC, "the pod is closed", || {
+        let found = (pods.client.run(|| kind(connects(WEB.v4, TCP))), kind(connects(CLIENT.v4, TCP)));
+        if found == (REFUSED, DENIED) { Ok(()) } else { Err(format!("{found:?}")) }
+    });
+    assert!(echo::ask_name(("127.0.0.1", 1)).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused));
+    let wait = cproxy(&pods.sandbox, &["wait", "--timeout", "500ms"]);
+    assert_eq!(wait.code, 1);
+    assert!(wait.stderr.contains("the source has no policy of pod shop/web"), "{wait:?}");
+    pods.write(&[both()], "other");
+    agent.wait_ready(SYNC);
+    assert_eq!(pods.client.run(|| connects(WEB.v4, TCP)).unwrap(), "web");
+    assert_eq!(connects(CLIENT.v4, TCP).unwrap(), "client");
+}
+
+#[test]
+fn audit_denies_nothing() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let _agent = pods.agent("audit").start();
+    let _web = echo::tcp(&pods.sandbox, (WEB.v4, TCP), "web");
+    let _other = echo::tcp_in(&pods.other, (OTHER.v4, TCP), "other");
+    assert_eq!(pods.other.run(|| kind(connects(WEB.v4, TCP))), Ok(()));
+    assert_eq!(kind(connects(OTHER.v4, TCP)), Ok(()));
+}
+
+#[test]
+fn settings_that_do_not_fit_are_refused() {
+    let pods = Pods::new();
+    pods.write(&[], "other");
+    let without_pod = Agent::new(&pods.sandbox).manifests(pods.sandbox.manifest_dir()).args(["--policy", "enforce"]);
+    let mut agent = without_pod.spawn();
+    assert!(agent.wait(SYNC).is_some(), "the agent ends");
+    assert!(agent.log().contains("manifests need --policy-pod"), "{}", agent.log());
+}
