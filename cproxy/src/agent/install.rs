@@ -85,7 +85,10 @@ pub fn install_programs(pin_dir: &Path, cgroup: &Path, counters: ServiceCounting
         ServiceCounting::Off => bpf::ProgramSet::Plain,
         ServiceCounting::On => bpf::ProgramSet::Tracing,
     };
-    let programs = bpf::install(&PinDir::new(pin_dir), cgroup, bpf::Features::probe(), set)?;
+    let pins = PinDir::new(pin_dir);
+    let programs = bpf::install(&pins, cgroup, bpf::Features::probe(), set)?;
+    // Those that translate may have been attached again, and have to run first.
+    super::policy::attach_behind(&pins, cgroup).map_err(|error| bpf::InstallError::Policy(Box::new(error)))?;
     let line = |(program, count): &(bpf::Program, u32)| format!("{} ({count} instructions verified)", program.name);
     Ok(programs.iter().map(line).collect::<Vec<_>>().join("\n"))
 }

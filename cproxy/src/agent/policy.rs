@@ -14,11 +14,14 @@ use std::{
 
 use cproxy_core::{Address, ObjectName};
 use cproxy_datapath::bpf::{
-    self, CgroupError, PinDir, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicySettings, excluded_cgroup,
-    netns_cookie,
+    self, CgroupError, PinDir, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicyReader, PolicySettings,
+    excluded_cgroup, netns_cookie,
 };
 use cproxy_policy::{Compiled, Directions, Operation, PodPolicy, PolicyTable, compile};
-use tokio::{sync::watch, task::spawn_blocking};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::spawn_blocking,
+};
 
 pub(super) use self::follow::{Feed, FeedSender, follow_relay, send_files};
 use self::replica::Replica;
@@ -60,6 +63,28 @@ pub(super) struct PolicyTask {
     own: Vec<Address>,
     hooks: Hooks,
     state: watch::Sender<PolicyState>,
+    closings: (mpsc::Sender<Closing>, mpsc::Receiver<Closing>),
+}
+
+/// Order to close the pod until its policy has come anew, with the channel for the outcome, if that is wanted.
+pub(super) type Closing = Option<oneshot::Sender<Result<(), String>>>;
+
+/// Way to the task.
+pub(super) struct PolicyHandle {
+    pub(super) state: watch::Receiver<PolicyState>,
+    closings: mpsc::Sender<Closing>,
+}
+
+impl PolicyHandle {
+    /// Closes the pod until its policy has come anew: a clone of a snapshot is another pod.
+    pub(super) fn close(&self, outcome: Closing) {
+        // If one waits already, this one would do nothing that it does not do.
+        if let Err(mpsc::error::TrySendError::Full(Some(sender)) | mpsc::error::TrySendError::Closed(Some(sender))) =
+            self.closings.try_send(outcome)
+        {
+            sender.send(Err("the policy is being closed already".to_owned())).ok();
+        }
+    }
 }
 
 /// Attaching of the programs, by this process while it may, and by a child afterwards.
@@ -104,7 +129,8 @@ impl PolicyTask {
         let (state, _) = watch::channel(Err("the source has not shown the pod's policy yet".to_owned()));
         let pod = config.policy.policy_pod.clone();
         let (table, replica) = Default::default();
-        let mut task = Self { maps, table, replica, pod, own, hooks, state };
+        let closings = mpsc::channel(1);
+        let mut task = Self { maps, table, replica, pod, own, hooks, state, closings };
         if task.maps.has_policy()? {
             // The programs that translate may have been attached again.
             task.hooks.own.attach(task.maps.enforced()?)?;
@@ -116,9 +142,9 @@ impl PolicyTask {
         Ok(task)
     }
 
-    /// Whether the policy is in force.
-    pub(super) fn state(&self) -> watch::Receiver<PolicyState> {
-        self.state.subscribe()
+    /// Way to the task, and whether the policy is in force.
+    pub(super) fn handle(&self) -> PolicyHandle {
+        PolicyHandle { state: self.state.subscribe(), closings: self.closings.0.clone() }
     }
 
     /// Has a child attach the programs from now on.
@@ -129,10 +155,39 @@ impl PolicyTask {
 
     /// Follows the source for ever.
     pub(super) async fn run(mut self, mut feed: Feed) {
-        while let Some(updates) = feed.next().await {
-            updates.into_iter().for_each(|update| self.replica.apply(update));
-            self.write().await;
+        loop {
+            tokio::select! {
+                updates = feed.next() => {
+                    let Some(updates) = updates else { return };
+                    updates.into_iter().for_each(|update| self.replica.apply(update));
+                    self.write().await;
+                }
+                Some(outcome) = self.closings.1.recv() => {
+                    let closed = self.close(&feed).await.map_err(|error| error.to_string());
+                    if let Err(error) = &closed {
+                        tracing::error!("the pod could not be closed: {error}");
+                    }
+                    outcome.map(|sender| sender.send(closed));
+                }
+            }
         }
+    }
+
+    /// Closes the pod until its policy has come anew. Manifests say which pod this is, also after a restore.
+    async fn close(&mut self, feed: &Feed) -> Result<(), PolicyError> {
+        if !feed.list_anew() {
+            return Ok(());
+        }
+        self.replica.forget();
+        self.state
+            .send_replace(Err("the source has not shown the pod's policy since the VM was restored".to_owned()))
+            .ok();
+        let closed = self.closed();
+        let result = self.enforce(&closed).await;
+        if result.is_err() {
+            self.table.forget();
+        }
+        result
     }
 
     /// Puts the policy in force, if it is complete.
@@ -226,6 +281,40 @@ impl Hooks {
         }
         Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
     }
+}
+
+/// Attaches the policy's programs, if there are any, behind all that are attached.
+pub(super) fn attach_behind(pins: &PinDir, cgroup: &Path) -> Result<(), PolicyError> {
+    let own = PolicyPins::new(pins);
+    if own.exist() { PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?.attach_behind() } else { Ok(()) }
+}
+
+/// Programs of the policy in force that are not attached, as words; `None`: all are, or there is no policy.
+pub(super) fn detached(pins: &PinDir, cgroup: &Path) -> Option<String> {
+    let own = PolicyPins::new(pins);
+    let attached = || {
+        let Some(reader) = PolicyReader::new(own.clone()) else { return Ok(true) };
+        PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?.are_attached(reader.state()?.0)
+    };
+    match attached() {
+        Ok(true) => None,
+        Ok(false) => Some("a program of the pod's network policy was detached".to_owned()),
+        Err(error) => Some(format!("the programs of the pod's network policy: {error}")),
+    }
+}
+
+/// Attaches the programs of the policy in force, by a child.
+pub(super) async fn repair(pins: &PinDir, cgroup: &Path, broker: Option<Arc<Broker>>) -> Result<(), PolicyError> {
+    let own = PolicyPins::new(pins);
+    let Some(reader) = PolicyReader::new(own.clone()) else { return Ok(()) };
+    let hooks = Hooks {
+        own: PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?,
+        pin_dir: pins.directory().to_owned(),
+        cgroup: cgroup.to_owned(),
+        broker,
+        is_confined: true,
+    };
+    hooks.attach(reader.state()?.0).await
 }
 
 /// Directions as words of a child.

@@ -88,7 +88,7 @@ impl Readiness {
                 announce(&self.run_dir, timeline, count())?;
                 self.state = State::Announced;
             }
-            State::Withdrawn(since) if is_compared => {
+            State::Withdrawn(since) if is_compared && self.policy.is_ok() => {
                 self.run_dir.set_ready()?;
                 let time = since.elapsed();
                 tracing::info!(name: "ready", "ready again after {time:.1?}: the table is that of the API server");

@@ -10,7 +10,7 @@ use cproxy_datapath::{
     sockets::TerminateSockets,
 };
 use tokio::{
-    sync::{mpsc, watch},
+    sync::mpsc,
     time::{Instant, timeout_at},
 };
 
@@ -20,7 +20,7 @@ use super::{
     first_lists::FirstLists,
     last_changes::LastChanges,
     list_doubts::ListDoubts,
-    policy::PolicyState,
+    policy::{PolicyHandle, PolicyState},
     problem_times::ProblemTimes,
     queries::Queries,
     readiness::Readiness,
@@ -64,7 +64,7 @@ pub(super) struct Reconciler {
     /// Measures for `status_http`, if it serves.
     measures: Option<Box<Measures>>,
     /// State of the pod's policy, if it is enforced.
-    policy: Option<watch::Receiver<PolicyState>>,
+    policy: Option<PolicyHandle>,
     tasks: Tasks,
 }
 
@@ -119,9 +119,20 @@ impl Reconciler {
     }
 
     /// Waits with the announcement for the pod's policy.
-    pub(super) fn follow_policy(&mut self, policy: watch::Receiver<PolicyState>) -> Result<(), AgentError> {
-        self.readiness.set_policy(policy.borrow().clone())?;
+    pub(super) fn follow_policy(&mut self, policy: PolicyHandle) -> Result<(), AgentError> {
+        self.readiness.set_policy(policy.state.borrow().clone())?;
         self.policy = Some(policy);
+        Ok(())
+    }
+
+    /// Takes a new state of the pod's policy, for which the announcement may have waited.
+    fn take_policy(&mut self, state: PolicyState) -> Result<(), AgentError> {
+        self.readiness.set_policy(state)?;
+        if self.readiness.is_withdrawn() {
+            let Table { store, planner, .. } = &self.table;
+            let count = || (store.service_names().len(), planner.frontend_count());
+            self.readiness.publish(count, store.is_compared())?;
+        }
         Ok(())
     }
 
@@ -197,7 +208,7 @@ impl Reconciler {
                     self.follow(batch, events).await?;
                 }
                 Some(message) = messages.recv() => self.receive_message(message)?,
-                state = changed(&mut self.policy) => self.readiness.set_policy(state)?,
+                state = changed(&mut self.policy) => self.take_policy(state)?,
                 () = sleep_until(wakeup) => self.reconcile()?,
             }
         }
@@ -259,9 +270,16 @@ impl Reconciler {
     fn carry_out(&mut self, command: Command) -> Result<(), AgentError> {
         let text = |error: TableError| error.to_string();
         match command {
-            Command::Reseed(sender) => drop(sender.send(self.resume(ResumeReason::Reseed).map_err(text))),
+            Command::Reseed(sender) => match (self.resume(ResumeReason::Reseed).map_err(text), &self.policy) {
+                // The pod is closed by the time that the command ends.
+                (Ok(()), Some(policy)) => policy.close(Some(sender)),
+                (result, _) => drop(sender.send(result)),
+            },
             Command::Resume(sign) => {
                 tracing::info!(name: "restored", "{sign}: choosing from a new seed, and connecting anew");
+                if let Some(policy) = self.policy.as_ref().filter(|_| sign == RestoreSign::NewGeneration) {
+                    policy.close(None);
+                }
                 if let Err(error) = self.resume(ResumeReason::Sign(sign)) {
                     tracing::error!("{error}");
                 }
@@ -406,11 +424,11 @@ async fn gather(events: &mut mpsc::Receiver<Vec<Event>>, mut apply: impl FnMut(V
 }
 
 /// Waits for a new state of the policy.
-async fn changed(policy: &mut Option<watch::Receiver<PolicyState>>) -> PolicyState {
+async fn changed(policy: &mut Option<PolicyHandle>) -> PolicyState {
     if let Some(policy) = policy
-        && policy.changed().await.is_ok()
+        && policy.state.changed().await.is_ok()
     {
-        return policy.borrow_and_update().clone();
+        return policy.state.borrow_and_update().clone();
     }
     std::future::pending().await
 }

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use clap::Args;
-use cproxy_datapath::bpf::{Environment, PinDir};
+use cproxy_datapath::bpf::{Environment, PinDir, PolicyPins, PolicyReader};
+use cproxy_policy::Directions;
 
 use super::{
     options::Places,
@@ -16,10 +17,23 @@ use crate::run_dir;
 pub(super) struct CleanupOptions {
     #[command(flatten)]
     places: Places,
+    /// Also remove the network policy in force: nothing is denied any more
+    #[arg(long)]
+    policy_too: bool,
 }
 
 pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
     let dir = &options.places.pin.pin_dir;
+    let policy = PolicyPins::new(&PinDir::new(dir));
+    if !options.policy_too
+        && let Some(reader) = PolicyReader::new(policy)
+    {
+        let (Directions { ingress, egress }, is_audited) = reader.state()?;
+        anyhow::ensure!(
+            is_audited || !(ingress || egress),
+            "a network policy isolates this pod: with --policy-too, it is removed as well, and nothing is denied any more"
+        );
+    }
     print(&match remove(dir, &options.places.run.run_dir)? {
         // The bpffs may be mounted in another mount namespace, as under `ip netns exec`.
         0 if !Environment::is_on_bpffs(dir) => {
@@ -35,7 +49,9 @@ pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
 
 /// Detaches the programs and removes table, pins and the files of the run directory. Returns the number of objects.
 pub(super) fn remove(pin_dir: &Path, run_dir: &Path) -> anyhow::Result<usize> {
-    let removed = PinDir::new(pin_dir).remove()?;
+    let pins = PinDir::new(pin_dir);
+    PolicyPins::new(&pins).remove()?;
+    let removed = pins.remove()?;
     // No agent runs on these pins; a killed agent's files in the run directory are no longer true.
     run_dir::clear_unused(run_dir)?;
     for path in &removed.foreign {

@@ -11,7 +11,7 @@ use clap::{
 };
 use cproxy_core::{Frontend, KernelSet, counted, printable};
 use cproxy_datapath::{
-    bpf::{KernelReader, PinDir, ServiceCounters, read_counters},
+    bpf::{KernelReader, PinDir, PolicyPins, PolicyReader, ServiceCounters, read_counters},
     sockets,
 };
 use serde::Serialize;
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     report::{
-        BackendRow, CountedRow, FrontendRow, Layout, Names, ProblemRow, ServiceFilter, SocketRow, TableRow,
+        BackendRow, CountedRow, DenialRow, FrontendRow, Layout, Names, ProblemRow, ServiceFilter, SocketRow, TableRow,
         backend_rows, counters_json, counters_text, table_text,
     },
     run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_problems, fetch_services},
@@ -71,6 +71,9 @@ pub(super) enum View {
     /// Objects and files with a mistake, as a running agent has them
     #[value(alias = "problem")]
     Problems,
+    /// Peers that the pod's network policy has denied, the latest first
+    #[value(alias = "denial")]
+    Denials,
 }
 
 /// Output format of `cproxy get`.
@@ -109,6 +112,7 @@ pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
         View::Counters => print_counters(options, &pins),
         View::Config => print_config(options),
         View::Problems => print_problems(options),
+        View::Denials => print_denials(options, &pins),
     }
 }
 
@@ -119,8 +123,12 @@ fn check_usage(options: &GetOptions) -> Result<(), UsageError> {
     match options.output {
         _ if options.watch && !is_watchable => conflict("--watch shows changes of services and backends only"),
         GetFormat::Yaml | GetFormat::Name if options.watch => conflict("--watch prints table, wide or json"),
-        _ if matches!(options.state, View::Counters | View::Config | View::Problems) && filter(options).is_set() => {
-            conflict("counters, settings and problems are of no single Service: --namespace and --service do not fit")
+        _ if matches!(options.state, View::Counters | View::Config | View::Problems | View::Denials)
+            && filter(options).is_set() =>
+        {
+            conflict(
+                "counters, settings, problems and denials are of no single Service: --namespace and --service do not fit",
+            )
         }
         _ => Ok(()),
     }
@@ -203,7 +211,11 @@ fn print_sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
 }
 
 fn print_counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
-    let mut counters: Vec<_> = read_counters(pins)?.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+    let mut counters = read_counters(pins)?;
+    if let Some(policy) = PolicyReader::new(PolicyPins::new(pins)) {
+        counters.extend(policy.counters()?);
+    }
+    let mut counters: Vec<_> = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     // Without an agent there are no gauges, which is no error.
     counters.extend(fetch_gauges(&options.places.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
     print(&match options.output {
@@ -228,6 +240,13 @@ fn print_problems(options: &GetOptions) -> anyhow::Result<()> {
         _ => anyhow!(explain_silence(run_dir, &error)),
     })?;
     print_rows(options, rows, ProblemRow::name)
+}
+
+fn print_denials(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
+    let Some(policy) = PolicyReader::new(PolicyPins::new(pins)) else {
+        bail!("no network policy is enforced here: `cproxy run --policy` does that");
+    };
+    print_rows(options, policy.denials()?.iter().map(DenialRow::new), DenialRow::name)
 }
 
 /// Says, as kubectl does, that a filter has left nothing.

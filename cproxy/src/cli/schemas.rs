@@ -6,18 +6,21 @@ use crate::{
     config::SettingRow,
     diagnose::explain::Answer,
     diagnose::{check::Requirement, status::StatusRow},
-    report::{BackendRow, Explained, FrontendRow, PolicyAnswer, ProblemRow, SocketRow, SummaryRow, TraceRow},
+    report::{
+        BackendRow, DenialRow, Explained, FrontendRow, PolicyAnswer, ProblemRow, SocketRow, SummaryRow, TraceRow,
+    },
 };
 
 /// Commands with their output.
 #[must_use]
-pub fn schemas() -> [(&'static str, Schema); 13] {
+pub fn schemas() -> [(&'static str, Schema); 14] {
     [
         ("cproxy get services -o json", schema_for!(Vec<FrontendRow>)),
         ("cproxy get backends -o json", schema_for!(Vec<BackendRow>)),
         ("cproxy get sockets -o json", schema_for!(Vec<SocketRow>)),
         ("cproxy get config -o json", schema_for!(Vec<SettingRow>)),
         ("cproxy get problems -o json", schema_for!(Vec<ProblemRow>)),
+        ("cproxy get denials -o json", schema_for!(Vec<DenialRow>)),
         ("cproxy status -o json", schema_for!(StatusRow)),
         ("cproxy resolve -o json", schema_for!(Vec<FrontendRow>)),
         ("cproxy resolve --explain NAME -o json", schema_for!(Explained<'_>)),

@@ -62,7 +62,10 @@ pub use load::{LoadError, Loaded, try_load};
 pub use memory_cgroup::leave_memory_cgroup;
 pub use object::{HAS_PROGRAMS, ProgramSet};
 pub use pins::{PinDir, PinError, PinLock, Removed};
-pub use policy::{PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicyProgram, PolicySettings, install_policy};
+pub use policy::{
+    DeniedPeer, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicyProgram, PolicyReader, PolicySettings,
+    install_policy,
+};
 pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
 pub use process_cgroup::ProcessCgroup;
 pub use program::Program;

@@ -1,11 +1,13 @@
 //! `cproxy run --policy` with manifests: which calls and connections pass, by real system calls between network
 //! namespaces.
 
-#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a failed call is a failed test")]
 
 use std::{
     io,
     net::{IpAddr, SocketAddr, UdpSocket},
+    os::fd::AsFd as _,
+    path::Path,
     time::Duration,
 };
 
@@ -318,4 +320,85 @@ fn settings_that_do_not_fit_are_refused() {
     let mut agent = without_pod.spawn();
     assert!(agent.wait(SYNC).is_some(), "the agent ends");
     assert!(agent.log().contains("manifests need --policy-pod"), "{}", agent.log());
+}
+
+#[test]
+fn denied_peers_are_remembered_by_the_kernel() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let mut agent = pods.enforce();
+    let _web = echo::tcp(&pods.sandbox, (WEB.v4, TCP), "web");
+    for _ in 0..3 {
+        assert_eq!(pods.other.run(|| kind(connects(WEB.v4, TCP))), REFUSED);
+    }
+    assert_eq!(kind(connects(OTHER.v6, 443)), DENIED);
+    agent.kill();
+    let rows = cproxy(&pods.sandbox, &["get", "denials", "-o", "json"]).success().json();
+    let row = |direction: &str, peer: IpAddr, port: u16| {
+        let rows = rows.as_array().unwrap();
+        let is_it =
+            |row: &&Value| row["direction"] == direction && row["peer"] == peer.to_string() && row["port"] == port;
+        rows.iter().find(is_it).unwrap_or_else(|| panic!("{direction} {peer}: {rows:#?}")).clone()
+    };
+    let ingress = row("Ingress", OTHER.v4.into(), TCP);
+    assert_eq!(
+        (&ingress["count"], &ingress["verdict"], &ingress["protocol"]),
+        (&json!(3), &json!("denied"), &json!("TCP"))
+    );
+    assert_eq!(row("Egress", OTHER.v6.into(), 443)["count"], 1);
+    let counters = cproxy(&pods.sandbox, &["get", "counters", "-o", "json"]).success().json();
+    assert_eq!((&counters["policy_denied_ingress"], &counters["policy_denied_egress"]), (&json!(3), &json!(1)));
+}
+
+#[test]
+fn a_pod_that_is_isolated_is_not_opened_by_mistake() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let mut agent = pods.enforce();
+    agent.kill();
+    let _other = echo::tcp_in(&pods.other, (OTHER.v4, TCP), "other");
+    // An agent without the flag leaves the policy in force, and its own programs before it.
+    let mut plain = Agent::new(&pods.sandbox).manifests(pods.sandbox.manifest_dir()).start();
+    assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
+    plain.kill();
+    let refused = cproxy(&pods.sandbox, &["cleanup"]);
+    assert!(refused.code == 1 && refused.stderr.contains("--policy-too"), "{refused:?}");
+    assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
+    cproxy(&pods.sandbox, &["cleanup", "--policy-too"]).success();
+    assert_eq!(connects(OTHER.v4, TCP).unwrap(), "other");
+}
+
+/// Programs that others have detached come back, those of the policy behind those that translate.
+#[test]
+fn detached_programs_are_put_back_in_their_order() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let _agent = pods.enforce();
+    let _client = echo::tcp_in(&pods.client, (CLIENT.v4, TCP), "client");
+    let _of_service = echo::tcp_in(&pods.client, (CLIENT.v4, 80), "client");
+    let pins = pods.sandbox.pin_dir();
+    let check = || drop(cproxy(&pods.sandbox, &["check"]));
+    // The policy's.
+    for link in ["connect4", "sk_lookup"] {
+        detach(&pins.join("policy-v1").join(link));
+    }
+    assert_eq!(pods.other.run(|| kind(connects(WEB.v4, 1))), REFUSED, "nobody listens");
+    check();
+    eventually(SYNC, "the policy is enforced again", || match kind(connects(OTHER.v4, TCP)) {
+        DENIED => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    // Those that translate: a Service still leads to its allowed pod, and another one does not.
+    detach(&pins.join(format!("v{}", cproxy_ebpf::LAYOUT_VERSION)).join("connect4"));
+    check();
+    eventually(SYNC, "calls are translated again", || match connects([10, 96, 0, 11], 80) {
+        Ok(name) if name == "client" => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    assert_eq!(kind(connects([10, 96, 0, 12], 80)), DENIED);
+}
+
+fn detach(link: &Path) {
+    let link = cproxy_datapath::bpf::syscalls::obj_get(link, 0).unwrap();
+    cproxy_datapath::bpf::syscalls::link_detach(link.as_fd()).unwrap();
 }

@@ -1,10 +1,10 @@
 //! Sources of the pod's policy: a relay, and manifests.
 
-use std::marker::PhantomData;
+use std::{future::pending, marker::PhantomData};
 
 use cproxy_core::{ObjectName, printable};
 use cproxy_policy::{AddressSlice, PodPolicy, Resolver, SliceName, served};
-use cproxy_wire::{ApiClient, Decoded, FieldSelector, Selectors, Subscriber, WatchEvent, WatchedResource};
+use cproxy_wire::{ApiClient, Decoded, FieldSelector, Selectors, Subscriber, Wanted, WatchEvent, WatchedResource};
 use tokio::sync::{mpsc, watch};
 
 use super::replica::{Change, Update};
@@ -18,21 +18,31 @@ const WAITING_MAX: usize = 16;
 
 /// Way from a source to the task that enforces the policy.
 pub(in crate::agent) enum Feed {
-    Relay(mpsc::Receiver<Update>),
+    /// Updates of a relay, each with the number of lists that were wanted before it.
+    Relay(mpsc::Receiver<(u64, Update)>, watch::Sender<u64>),
     Manifests(watch::Receiver<Option<Vec<Update>>>),
 }
 
 /// The other end of the way.
 pub(in crate::agent) enum FeedSender {
-    Relay(mpsc::Sender<Update>),
+    Relay(RelaySender),
     Manifests(watch::Sender<Option<Vec<Update>>>, ObjectName),
+}
+
+/// Sender of a relay's updates.
+#[derive(Clone)]
+pub(in crate::agent) struct RelaySender {
+    updates: mpsc::Sender<(u64, Update)>,
+    /// Number of lists that were wanted.
+    wanted: watch::Receiver<u64>,
 }
 
 impl Feed {
     /// A way from a relay.
     pub(in crate::agent) fn of_relay() -> (FeedSender, Self) {
-        let (sender, receiver) = mpsc::channel(WAITING_MAX);
-        (FeedSender::Relay(sender), Self::Relay(receiver))
+        let (updates, receiver) = mpsc::channel(WAITING_MAX);
+        let (lists, wanted) = watch::channel(0);
+        (FeedSender::Relay(RelaySender { updates, wanted }), Self::Relay(receiver, lists))
     }
 
     /// A way from manifests, of which the policy of a pod counts.
@@ -41,15 +51,28 @@ impl Feed {
         (FeedSender::Manifests(sender, pod), Self::Manifests(receiver))
     }
 
+    /// Has a relay list all objects anew, and leaves out what it has sent before. Returns whether there is one.
+    pub(super) fn list_anew(&self) -> bool {
+        match self {
+            Self::Relay(_, lists) => {
+                lists.send_modify(|number| *number += 1);
+                true
+            }
+            Self::Manifests(_) => false,
+        }
+    }
+
     /// The next updates; `None` at the end of the source.
     pub(super) async fn next(&mut self) -> Option<Vec<Update>> {
         match self {
-            Self::Relay(updates) => {
+            Self::Relay(updates, lists) => {
                 let mut batch = vec![updates.recv().await?];
                 while let Ok(update) = updates.try_recv() {
                     batch.push(update);
                 }
-                Some(batch)
+                // Those from before the last list that was wanted may be another pod's.
+                let number = *lists.borrow();
+                Some(batch.into_iter().filter(|(of, _)| *of == number).map(|(_, update)| update).collect())
             }
             Self::Manifests(state) => {
                 state.changed().await.ok()?;
@@ -60,9 +83,9 @@ impl Feed {
 }
 
 /// Follows the policies and slices that a relay shows, for ever.
-pub(in crate::agent) async fn follow_relay(client: &ApiClient, updates: mpsc::Sender<Update>) {
-    let mut policies = PolicySubscriber::<served::PodPolicy> { updates: updates.clone(), kind: PhantomData };
-    let mut slices = PolicySubscriber::<served::AddressSlice> { updates, kind: PhantomData };
+pub(in crate::agent) async fn follow_relay(client: &ApiClient, sender: RelaySender) {
+    let mut policies = PolicySubscriber::<served::PodPolicy>::new(sender.clone());
+    let mut slices = PolicySubscriber::<served::AddressSlice>::new(sender);
     tokio::join!(
         cproxy_wire::follow_resource(client, ALL, &mut policies),
         cproxy_wire::follow_resource(client, ALL, &mut slices),
@@ -138,11 +161,17 @@ impl Served for served::AddressSlice {
 
 /// Subscriber that passes a kind on.
 struct PolicySubscriber<K> {
-    updates: mpsc::Sender<Update>,
+    sender: RelaySender,
+    /// Number of lists that were wanted when the present list or watch began.
+    number: u64,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K: Served> PolicySubscriber<K> {
+    fn new(sender: RelaySender) -> Self {
+        Self { sender, number: 0, kind: PhantomData }
+    }
+
     /// Update for an event. An object that cannot be read is as if it had not come: the policy is incomplete then.
     fn update(event: WatchEvent<K>) -> Option<Update> {
         let read = |decoded: Decoded<K>| {
@@ -174,7 +203,15 @@ impl<K: Served> Subscriber<K> for PolicySubscriber<K> {
     async fn publish(&mut self, event: WatchEvent<K>) {
         if let Some(update) = Self::update(event) {
             // Without a receiver, the agent ends.
-            self.updates.send(update).await.ok();
+            self.sender.updates.send((self.number, update)).await.ok();
         }
+    }
+
+    async fn wanted(&mut self, _is_watch: bool) -> Wanted {
+        if self.sender.wanted.wait_for(|number| *number != self.number).await.is_err() {
+            pending::<()>().await;
+        }
+        self.number = *self.sender.wanted.borrow();
+        Wanted::List
     }
 }

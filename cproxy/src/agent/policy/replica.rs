@@ -49,6 +49,11 @@ pub(super) struct Complete<'a> {
 }
 
 impl Replica {
+    /// Takes all that is known as another pod's: nothing is complete before new lists.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
     pub(super) fn apply(&mut self, update: Update) {
         match update {
             Update::Policies(change) => self.policies.apply(change),

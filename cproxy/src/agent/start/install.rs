@@ -139,7 +139,7 @@ impl Checked {
         let mut reconciler = Reconciler::open(&lock, (store, canary), status, readiness, shared, tasks.clone())?;
         reconciler.measure(early.measures);
         if let Some((policy, _)) = &policy {
-            reconciler.follow_policy(policy.state())?;
+            reconciler.follow_policy(policy.handle())?;
         }
         reconciler.configure(&settings)?;
         reconciler.set_own_addresses(own)?;

@@ -36,7 +36,7 @@ use tokio::{
 pub use self::walk::walk_canary;
 use self::walk::{Walked, walk_all, walk_in};
 use crate::{
-    agent::install::install_in_child,
+    agent::{install::install_in_child, policy},
     canary,
     config::ServiceCounting,
     mailbox::{Command, Mailbox, Query},
@@ -261,6 +261,7 @@ impl HealthChecker {
             attachments.remove_trace_leftover();
         }
         differences.extend(of_links.iter().map(ToString::to_string));
+        differences.extend(policy::detached(self.lock.pins(), &self.environment.cgroup));
         if let Some(better) = self.better_cgroup(attachments) {
             differences.push(format!(
                 "{} is not the cgroup of the workload any more, which is {}",
@@ -289,8 +290,10 @@ impl HealthChecker {
             self.entrance = Ok(entrance);
         }
         let broker = self.broker.clone();
-        let installed = install_in_child(&self.environment, &self.lock, self.service_counters, broker).await;
-        installed.map_err(|error| error.to_string())
+        let installed = install_in_child(&self.environment, &self.lock, self.service_counters, broker.clone()).await;
+        installed.map_err(|error| error.to_string())?;
+        let attached = policy::repair(self.lock.pins(), &self.environment.cgroup, broker).await;
+        attached.map_err(|error| error.to_string())
     }
 
     /// Walks the canary. After a failure the table is written anew, and the canary walks once more.

@@ -9,6 +9,7 @@ mod error;
 mod hooks;
 mod install;
 mod maps;
+mod reader;
 
 pub use self::{
     directory::PolicyPins,
@@ -16,4 +17,5 @@ pub use self::{
     hooks::PolicyHooks,
     install::{PolicyProgram, install_policy},
     maps::{PolicyMaps, PolicySettings},
+    reader::{DeniedPeer, PolicyReader},
 };

@@ -3,7 +3,7 @@
 use std::io;
 
 use cproxy_core::{Address, Backend, Frontend, Protocol};
-use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, REFUSED_SLOT, Translation};
+use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, REFUSED_SLOT, Translation, policy::POLICY_REFUSED_SLOT};
 use rustix::{fd::OwnedFd, net::sockopt::socket_protocol};
 
 use super::{diag_message::AddressPort, error::SocketsError, socket_lists::ListedSocket};
@@ -52,7 +52,7 @@ impl<'t> StaleCheck<'t> {
         translations.map_err(|error| SocketsError::Io("SOCKETS", error))
     }
 
-    /// Nothing if the socket is not connected through us.
+    /// Nothing if the socket is not connected through us, or network policy refuses its datagrams.
     pub(super) fn resolve(
         &mut self,
         translations: &[Translation],
@@ -60,6 +60,9 @@ impl<'t> StaleCheck<'t> {
         protocol: Protocol,
     ) -> Result<Option<TranslationState>, SocketsError> {
         let Some(translation) = current_translation(translations, peer) else { return Ok(None) };
+        if translation.slot == POLICY_REFUSED_SLOT {
+            return Ok(None);
+        }
         let frontend = frontend(&translation, protocol);
         let backend = (translation.slot != REFUSED_SLOT).then_some(peer);
         Ok(Some(TranslationState { frontend, serving: self.sets.serving(frontend, backend)? }))

@@ -16,6 +16,9 @@ use crate::bpf::{
 /// Failure to install the programs.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
+    /// The programs of network policy could not be attached behind the others.
+    #[error(transparent)]
+    Policy(Box<super::super::policy::PolicyError>),
     /// The programs could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),

@@ -2,14 +2,17 @@
 
 use std::{
     fs, io,
-    os::unix::fs::DirBuilderExt as _,
+    os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
 };
 
 use cproxy_ebpf::policy::POLICY_LAYOUT_VERSION;
 
-use super::error::PolicyError;
-use crate::bpf::pins::{PinDir, remove_with_pins};
+use super::{error::PolicyError, install::PolicyProgram};
+use crate::bpf::{
+    pins::{PinDir, remove_with_pins},
+    syscalls::{link_detach, obj_get_if_any},
+};
 
 /// Pins of network policy, beside those of the table.
 #[derive(Clone, Debug)]
@@ -50,6 +53,12 @@ impl PolicyPins {
     /// # Errors
     /// A pin stays.
     pub fn remove(&self) -> io::Result<()> {
+        for program in PolicyProgram::all() {
+            if let Some(link) = obj_get_if_any(&self.object(program.link))? {
+                // It may be detached already. Without its pin, the kernel detaches it a moment later.
+                link_detach(link.as_fd()).ok();
+            }
+        }
         remove_with_pins(&self.dir)
     }
 }

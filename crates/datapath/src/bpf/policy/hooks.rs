@@ -120,14 +120,13 @@ fn programs(directions: Directions) -> impl Iterator<Item = PolicyProgram> {
 /// Whether a link has a target: one whose cgroup or namespace has gone, or that was detached, has none.
 fn is_attached(program: PolicyProgram, link: BorrowedFd<'_>) -> bool {
     let target = |link| -> io::Result<u64> {
-        let info = link_info(link)?;
-        // SAFETY: integers; which of them count depends on the hook.
-        Ok(unsafe {
-            match program == PolicyProgram::INGRESS {
-                true => info.__bindgen_anon_1.netns.netns_ino.into(),
-                false => info.__bindgen_anon_1.cgroup.cgroup_id,
-            }
-        })
+        let target = link_info(link)?.__bindgen_anon_1;
+        if program == PolicyProgram::INGRESS {
+            // SAFETY: integers, which the kernel has written for a link on a network namespace.
+            return Ok(unsafe { target.netns }.netns_ino.into());
+        }
+        // SAFETY: integers, which the kernel has written for a link on a cgroup.
+        Ok(unsafe { target.cgroup }.cgroup_id)
     };
     target(link).is_ok_and(|target| target != 0)
 }

@@ -1,7 +1,8 @@
 //! Maps of the policy.
 
 use std::{
-    io,
+    io, iter,
+    mem::offset_of,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::atomic::Ordering,
@@ -10,10 +11,7 @@ use std::{
 use aya::maps::{Array, HashMap, LpmTrie, MapData, MapType, lpm_trie::Key};
 use aya_obj::generated::{BPF_F_INNER_MAP, BPF_F_NO_PREALLOC};
 use cproxy_core::ExcludedCgroup;
-use cproxy_ebpf::{
-    EXCLUDED_CGROUP,
-    policy::{EXEMPT_CGROUPS_MAX, IntervalWord, NO_RULE, POLICY_RANGES_MAX, RunsWord, State, StateWord},
-};
+use cproxy_ebpf::policy::{EXEMPT_CGROUPS_MAX, IntervalWord, NO_RULE, POLICY_RANGES_MAX, RunsWord, State, StateWord};
 use cproxy_policy::{Directions, Interval, Operation, Protocol, Reason, Runs, Verdict};
 
 use super::{directory::PolicyPins, error::PolicyError};
@@ -113,17 +111,13 @@ impl PolicyMaps {
     /// # Errors
     /// The map is too small.
     pub fn configure(&mut self, settings: &PolicySettings) -> Result<(), PolicyError> {
-        let state = self.state.element::<State>(0, size_of::<State>());
-        let state = state.ok_or_else(|| TableError::OutOfRange(STATE.to_owned()))?;
-        let none = cproxy_ebpf::ExcludedCgroup { id: 0, level: 0, kind: EXCLUDED_CGROUP };
-        let mut exempt = [none; EXEMPT_CGROUPS_MAX];
-        for (to, from) in exempt.iter_mut().zip(&settings.exempt_cgroups) {
-            (to.id, to.level) = (from.id, from.level);
+        self.set(offset_of!(State, netns_cookie), settings.netns_cookie)?;
+        let exempt = settings.exempt_cgroups.iter().map(|cgroup| (cgroup.id, u64::from(cgroup.level)));
+        for (index, (id, level)) in exempt.chain(iter::repeat((0, 0))).take(EXEMPT_CGROUPS_MAX).enumerate() {
+            let offset_bytes = offset_of!(State, exempt_cgroups) + index * size_of::<cproxy_ebpf::ExcludedCgroup>();
+            self.set(offset_bytes + size_of::<u64>(), level)?;
+            self.set(offset_bytes, id)?;
         }
-        // SAFETY: a live element in our mapping, which this process alone writes.
-        unsafe { (&raw mut (*state).exempt_cgroups).write_volatile(exempt) };
-        // SAFETY: as above.
-        unsafe { (&raw mut (*state).netns_cookie).write_volatile(settings.netns_cookie) };
         self.is_audited = settings.is_audited;
         let enforced = self.enforced()?;
         let generation = self.word()?.generation();
@@ -199,10 +193,13 @@ impl PolicyMaps {
         Ok(StateWord(word.load(Ordering::Acquire)))
     }
 
-    fn set_word(&self, generation: u32, enforced: Directions) -> Result<(), PolicyError> {
-        let word = self.state.word(0).ok_or_else(|| TableError::OutOfRange(STATE.to_owned()))?;
-        let Directions { ingress, egress } = enforced;
-        word.store(StateWord::new(generation, ingress, egress, self.is_audited).0, Ordering::Release);
+    fn set_word(&self, generation: u32, Directions { ingress, egress }: Directions) -> Result<(), PolicyError> {
+        self.set(offset_of!(State, word), StateWord::new(generation, ingress, egress, self.is_audited).0)
+    }
+
+    fn set(&self, offset_bytes: usize, value: u64) -> Result<(), PolicyError> {
+        let word = self.state.word(offset_bytes).ok_or_else(|| TableError::OutOfRange(STATE.to_owned()))?;
+        word.store(value, Ordering::Release);
         Ok(())
     }
 }
