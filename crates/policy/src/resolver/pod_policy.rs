@@ -1,11 +1,14 @@
 //! The policy of a pod, made when it is asked for.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering,
+};
 
 use cproxy_core::ObjectName;
 
 use super::{
-    Resolver,
+    POD_PARTS_MAX, Resolver,
     policies::{NamedGroups, PolicyRow, RuleGroups},
     selections::Selection,
 };
@@ -39,6 +42,7 @@ impl Resolver {
     }
 
     fn add_rules(&self, pod: &mut PodPolicy, selection: &Selection, ports: &[ContainerPort]) {
+        let mut rules = Rules::default();
         let mut rows: Vec<_> = selection.policies.iter().filter_map(|&id| self.policies.get(id)).collect();
         rows.sort_unstable_by_key(|row| (row.policy.tier, &row.policy.name));
         for PolicyRow { policy, groups } in rows {
@@ -46,12 +50,47 @@ impl Resolver {
                 pod.isolated = pod.isolated.union(policy.isolates);
             }
             for (rule, groups) in policy.rules.iter().zip(groups) {
-                RuleWriter { resolver: self, selection, policy, rule, groups }.write(ports, &mut pod.rules);
+                RuleWriter { resolver: self, selection, policy, rule, groups }.write(ports, &mut rules);
             }
         }
+        selection.is_cut.store(rules.is_cut, Ordering::Relaxed);
+        pod.rules = rules.rules;
         let names: BTreeSet<_> = pod.rules.iter().flat_map(|rule| rule.peers.sets()).collect();
         pod.sets = names.into_iter().filter_map(|&name| self.sets.find(name)).map(|set| set.reference()).collect();
     }
+}
+
+/// Rules of a pod, with a bound on all of their parts.
+#[derive(Default)]
+struct Rules {
+    rules: Vec<PodRule>,
+    parts: usize,
+    is_cut: bool,
+}
+
+impl Rules {
+    /// Adds a rule, if there is room for its parts. One that denies takes less when it denies all.
+    fn push(&mut self, mut rule: PodRule) {
+        if self.parts + parts(&rule) > POD_PARTS_MAX {
+            self.is_cut = true;
+            if rule.action == Action::Accept {
+                return;
+            }
+            (rule.action, rule.ports, rule.peers) = (Action::Deny, PodPorts::All, PodPeers::All);
+        }
+        self.parts += parts(&rule);
+        self.rules.push(rule);
+    }
+}
+
+/// Number of a rule's parts.
+fn parts(PodRule { ports, peers, .. }: &PodRule) -> usize {
+    let ports = match ports {
+        PodPorts::All => 0,
+        PodPorts::Some(ranges) => ranges.len(),
+    };
+    let blocks = peers.blocks().iter().map(|block| 1 + block.except.len());
+    1 + ports + peers.sets().len() + blocks.sum::<usize>()
 }
 
 /// Writes a rule for a pod.
@@ -65,7 +104,11 @@ struct RuleWriter<'a> {
 
 impl RuleWriter<'_> {
     /// Writes what the rule means for a pod with these ports.
-    fn write(&self, own_ports: &[ContainerPort], rules: &mut Vec<PodRule>) {
+    fn write(&self, own_ports: &[ContainerPort], rules: &mut Rules) {
+        // Those that follow may only accept less.
+        if rules.is_cut && self.rule.action == Action::Accept {
+            return;
+        }
         let ports = match (&self.rule.ports, self.rule.direction) {
             (Ports::All, _) => PodPorts::All,
             (Ports::Some { ranges, names }, Direction::Ingress) => {
@@ -95,26 +138,23 @@ impl RuleWriter<'_> {
         port: &PortName,
         groups: &[u32],
         peers: impl Fn(Box<[SetName]>) -> PodPeers,
-        rules: &mut Vec<PodRule>,
+        rules: &mut Rules,
     ) {
         let mut by_number: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
         for (number, set) in groups.iter().flat_map(|&group| self.resolver.sets.of_group(group)) {
             by_number.entry(number).or_default().push(set);
         }
         for (number, sets) in by_number {
+            if rules.is_cut && self.rule.action == Action::Accept {
+                return;
+            }
             let range = PortRange::single(port.protocol, number);
             self.push(PodPorts::Some([range].into()), sets, &peers, rules);
         }
     }
 
     /// Adds a rule for the peers that sets are of, unless it matches nothing.
-    fn push(
-        &self,
-        ports: PodPorts,
-        sets: Vec<u32>,
-        peers: impl Fn(Box<[SetName]>) -> PodPeers,
-        rules: &mut Vec<PodRule>,
-    ) {
+    fn push(&self, ports: PodPorts, sets: Vec<u32>, peers: impl Fn(Box<[SetName]>) -> PodPeers, rules: &mut Rules) {
         let is_beyond = |set: &u32| self.selection.left_out.binary_search(set).is_ok();
         // An address that is not known must not escape a rule that denies.
         let is_closed = self.rule.action != Action::Accept && sets.iter().any(is_beyond);

@@ -1,10 +1,10 @@
 //! Sets beyond the bounds of a pod's policy.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::atomic::Ordering};
 
 use cproxy_core::Problem;
 
-use super::{POD_ADDRESSES_MAX, POD_SETS_MAX, Resolver, policies::PolicyRow, selections::Selection};
+use super::{POD_ADDRESSES_MAX, POD_PARTS_MAX, POD_SETS_MAX, Resolver, policies::PolicyRow, selections::Selection};
 use crate::model::{Direction, Rule};
 
 impl Resolver {
@@ -12,7 +12,21 @@ impl Resolver {
     #[must_use]
     pub fn problems(&self) -> BTreeSet<Problem> {
         let beyond = self.selections.iter().filter(|selection| !selection.left_out.is_empty());
-        beyond.flat_map(|selection| self.problems_of(selection)).collect()
+        let cut = self.selections.iter().filter(|selection| selection.is_cut.load(Ordering::Relaxed));
+        let cut = cut.flat_map(|selection| self.policies_of(selection)).map(|row| {
+            let message = format!(
+                "the policies of one pod have more than {POD_PARTS_MAX} rules, ports, sets and ranges together, each \
+                 named port once for each number that pods have for it: the last rules, by the policies' names, have \
+                 no effect"
+            );
+            Problem::new(format_args!("{} {}", row.policy.tier.kind(), row.policy.name), "spec", message)
+        });
+        beyond.flat_map(|selection| self.problems_of(selection)).chain(cut).collect()
+    }
+
+    fn policies_of(&self, selection: &Selection) -> impl Iterator<Item = &PolicyRow> {
+        let ids: Vec<u32> = selection.policies.to_vec();
+        ids.into_iter().filter_map(|id| self.policies.get(id))
     }
 
     fn problems_of(&self, selection: &Selection) -> Vec<Problem> {

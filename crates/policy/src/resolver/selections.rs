@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use super::sets::Sets;
@@ -11,6 +11,10 @@ use super::sets::Sets;
 pub const POD_ADDRESSES_MAX: usize = 65_536;
 /// Sets of one pod's policy, at most.
 pub const POD_SETS_MAX: usize = 256;
+
+/// Parts of one pod's policy, at most: rules with their ranges of ports, sets and ranges of addresses. A client reads
+/// them in one object.
+pub const POD_PARTS_MAX: usize = 32_768;
 
 /// Policies that select the same pods.
 pub(super) struct Selection {
@@ -23,6 +27,8 @@ pub(super) struct Selection {
     is_beyond: bool,
     /// Sorted sets beyond the bounds, of which no address is allowed.
     pub(super) left_out: Box<[u32]>,
+    /// The policy of the last pod that was asked for has more than [`POD_PARTS_MAX`] parts.
+    pub(super) is_cut: AtomicBool,
 }
 
 /// All selections that profiles have.
@@ -61,6 +67,7 @@ impl Selections {
             addresses,
             is_beyond: false,
             left_out: Box::default(),
+            is_cut: AtomicBool::new(false),
         };
         let groups = selection.groups.clone();
         let id = self.rows.insert(selection);

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::world::{Gone, Object, World};
 use crate::{
-    AddressSlice, Changes, ContainerPort, Event, Labels, Node, POD_ADDRESSES_MAX, POD_SETS_MAX, PodPeers, PodPolicy,
-    PortName, Protocol, Resolver, SLICE_ADDRESSES_MAX, SetReference,
+    AddressSlice, Changes, ContainerPort, Event, Labels, Node, POD_ADDRESSES_MAX, POD_PARTS_MAX, POD_SETS_MAX,
+    PodPeers, PodPolicy, PortName, Protocol, Resolver, SLICE_ADDRESSES_MAX, SetReference,
 };
 
 fn pod(name: &str, labels: Value, addresses: std::ops::Range<u32>) -> Event {
@@ -228,6 +228,43 @@ fn sets_beyond_their_number_have_no_effect() {
     assert_eq!(world.resolver.problems().len(), 1);
     assert!(world.resolver.problems().iter().all(|problem| problem.field == "spec.ingress[7].from"));
     world.check_client();
+}
+
+/// Each rule names a port that each of many pods has with another number: all combinations would be a million rules.
+#[test]
+fn parts_beyond_their_number_have_no_effect() {
+    let mut world = World::default();
+    world.apply(pod("web", json!({"app": "web"}), 0..1));
+    for number in 1..=250_u16 {
+        let Event::Pod(mut many) =
+            pod(&format!("p{number}"), json!({"app": "many"}), number.into()..u32::from(number) + 1)
+        else {
+            panic!()
+        };
+        let name = PortName { name: "p".into(), protocol: Protocol::Tcp };
+        many.ports = [ContainerPort { name, number: 1_000 + number }].into();
+        world.apply(Event::Pod(many));
+    }
+    let rule = |n: u32| {
+        let block = format!("10.{}.{}.0/24", n >> 8, n & 255);
+        json!({"ports": [{"port": "p"}, {"port": n + 1}], "to": [{"podSelector": {}}, {"ipBlock": {"cidr": block}}]})
+    };
+    let rules: Vec<_> = (0..4_000).map(rule).collect();
+    world.apply(policy("many", json!({"podSelector": {}, "egress": rules, "policyTypes": ["Egress"]})));
+    let parts = |policy: &PodPolicy| -> usize {
+        policy
+            .rules
+            .iter()
+            .map(|rule| 1 + rule.ranges().len() + rule.peers.sets().len() + rule.peers.blocks().len())
+            .sum()
+    };
+    let cut = pod_policy(&world.resolver, "web");
+    assert!(parts(&cut) <= POD_PARTS_MAX && parts(&cut) > POD_PARTS_MAX / 2, "{}", parts(&cut));
+    let problems = world.resolver.problems();
+    assert!(problems.iter().any(|problem| problem.message.contains("named port")), "{problems:?}");
+    world.apply(policy("many", json!({"podSelector": {}, "egress": [rule(0)], "policyTypes": ["Egress"]})));
+    pod_policy(&world.resolver, "web");
+    assert!(world.resolver.problems().is_empty(), "{:?}", world.resolver.problems());
 }
 
 #[test]
