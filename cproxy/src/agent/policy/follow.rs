@@ -189,7 +189,9 @@ impl<K: Served> PolicySubscriber<K> {
             WatchEvent::ListDone(_) => Change::ListDone,
             WatchEvent::Applied(object) => read(object).map(|(name, object)| Change::Applied(name, object))?,
             WatchEvent::Deleted(Decoded::Object(object)) => Change::Deleted(object.name().ok()?),
-            WatchEvent::Failed(reason) => return Some(Update::Failed(reason)),
+            WatchEvent::Failed(reason) => {
+                return Some(Update::Failed(format!("{reason}; a cproxy-relay with --policies has policies of pods")));
+            }
             _ => return None,
         };
         Some(K::update(change))
@@ -199,6 +201,8 @@ impl<K: Served> PolicySubscriber<K> {
 impl<K: Served> Subscriber<K> for PolicySubscriber<K> {
     const SPREADS_LISTS: bool = true;
     const LISTS_AFTER_FAILURE: bool = false;
+    /// A relay ends the watch of slices whenever the policy names other sets.
+    const EXPIRES_OFTEN: bool = true;
 
     async fn publish(&mut self, event: WatchEvent<K>) {
         if let Some(update) = Self::update(event) {

@@ -39,7 +39,11 @@ pub(crate) async fn follow<K: WatchedResource, S: Subscriber<K>>(
     selectors: Selectors<'_>,
     subscriber: &mut S,
 ) {
-    let policy = ListPolicy { spreads: S::SPREADS_LISTS, after_failure: S::LISTS_AFTER_FAILURE };
+    let policy = ListPolicy {
+        spreads: S::SPREADS_LISTS,
+        after_failure: S::LISTS_AFTER_FAILURE,
+        expires_often: S::EXPIRES_OFTEN,
+    };
     let (mut state, mut history) = (WatchState::new(), History::new(policy));
     let mut exchange = Exchange { requester, reader: None, changes: None };
     let mut next = Next::Request;

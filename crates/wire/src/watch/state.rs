@@ -243,7 +243,7 @@ impl WatchState {
     /// Gives up a watch for a list.
     fn give_up<K>(&mut self, reason: &str, history: &mut History) -> Output<K> {
         self.relist();
-        let pause = history.expired.next() + history.spread();
+        let pause = history.next_expired_pause();
         let log = Some(Log::Info(format!("{reason}: listing anew")));
         Output { log, ..Output::next(Next::request_after(pause)) }
     }
@@ -298,7 +298,7 @@ impl WatchState {
             Recovery::Relist => {
                 self.relist();
                 let message = format!("the watch of {resource} is too old to be resumed: listing anew");
-                (Some(Log::Info(message)), Next::request_after(history.expired.next() + history.spread()))
+                (Some(Log::Info(message)), Next::request_after(history.next_expired_pause()))
             }
             Recovery::DoWithout => {
                 events.extend(history.record_unavailable().then_some(WatchEvent::Unavailable));

@@ -11,6 +11,8 @@ pub trait Subscriber<K>: Send {
     /// A watch that broke is not resumed: the objects are listed anew. The server's data may come from a backup
     /// meanwhile, with other changes at the same versions, and only a list shows that.
     const LISTS_AFTER_FAILURE: bool;
+    /// Watches expire in the ordinary course of things, and what is listed then is little: no pause grows before it.
+    const EXPIRES_OFTEN: bool = false;
 
     /// Takes an event. The response waits meanwhile.
     fn publish(&mut self, event: WatchEvent<K>) -> impl Future<Output = ()> + Send;

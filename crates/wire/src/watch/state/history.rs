@@ -43,6 +43,8 @@ pub(crate) struct ListPolicy {
     pub(crate) spreads: bool,
     /// A watch that broke is not resumed: the objects are listed anew.
     pub(crate) after_failure: bool,
+    /// The watch expires often, and each time a list follows soon.
+    pub(crate) expires_often: bool,
 }
 
 /// History of one resource's requests.
@@ -116,6 +118,12 @@ impl History {
             Some(since) if since.elapsed() < SHORT_WATCH => Next::request_after(self.short.next()),
             _ => Next::Request,
         }
+    }
+
+    /// Time before the list after a watch that has expired, which grows with each of them.
+    pub(super) fn next_expired_pause(&mut self) -> Duration {
+        let pause = if self.policy.expires_often { EXPIRED_PAUSE } else { self.expired.next() };
+        pause + self.spread()
     }
 
     /// Random time before a new list, which many agents may need at once.

@@ -36,7 +36,7 @@ struct Stepped<K> {
 
 impl Machine {
     fn new() -> Self {
-        let policy = ListPolicy { spreads: true, after_failure: false };
+        let policy = ListPolicy { spreads: true, after_failure: false, expires_often: false };
         Self { state: Some(WatchState::new()), history: History::new(policy), compared: Vec::new() }
     }
 
@@ -305,7 +305,7 @@ fn an_invalid_request_is_repeated_without_the_optional_selector() {
 
 #[tokio::test(start_paused = true)]
 async fn with_lists_after_failures_a_watch_that_broke_is_not_resumed_and_a_list_drops_its_selector() {
-    let policy = ListPolicy { spreads: false, after_failure: true };
+    let policy = ListPolicy { spreads: false, after_failure: true, expires_often: false };
     let machine = |state| Machine { state: Some(state), history: History::new(policy), compared: Vec::new() };
     for error in [ApiError::Cut, ApiError::Refused(status(503)), ApiError::Connection("refused".into())] {
         let mut machine = machine(watching("7"));
