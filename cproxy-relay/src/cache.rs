@@ -18,13 +18,15 @@ use tokio::{
     time::timeout,
 };
 
-use crate::upstream::BOOKMARK_INTERVAL;
-
 /// Age of the oldest event.
 const HISTORY_AGE_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Share of the history above which the events of one namespace are compacted: one in this many.
 const NAMESPACE_SHARE: usize = 8;
+
+/// Shortest time between two watches that are opened for a bookmark, whatever clients wait for: the time that such a
+/// watch lasts. The bookmark comes a second after its beginning, and one that is ended before has been in vain.
+pub(crate) const BOOKMARK_INTERVAL: Duration = cproxy_wire::BOOKMARK_WATCH_TIME;
 
 /// Time for which a request waits for a version that the relay does not have yet: until the next watch that is opened
 /// for a bookmark, and the two seconds until that comes.

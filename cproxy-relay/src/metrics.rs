@@ -90,7 +90,7 @@ impl Metrics {
         if let Some(reviews) = reviews {
             text.reviews(&reviews);
         }
-        text.kinds(cache);
+        text.kinds(cache, policies);
         if let Some(policies) = policies {
             text.policies(policies, cache);
         }
@@ -210,7 +210,7 @@ impl Text {
         self.number("tokens", Gauge, "Tokens that are known to be good", counts.accepted_entries as u64);
     }
 
-    fn kinds(&mut self, cache: &Cache) {
+    fn kinds(&mut self, cache: &Cache, policies: Option<&PolicyService>) {
         let summaries = KINDS.map(|kind| cache.summary(kind));
         type Of<T> = fn(&cproxy_relay_core::Summary) -> T;
         let gauges: [(&str, &str, Of<u64>); 7] = [
@@ -248,6 +248,9 @@ impl Text {
             if let Some(seconds) = cache.silent_seconds(kind) {
                 self.line("upstream_silent_seconds", &[("resource", kind.plural())], format_args!("{seconds:.3}"));
             }
+        }
+        for (kind, seconds) in policies.map(PolicyService::silent_seconds).unwrap_or_default() {
+            self.line("upstream_silent_seconds", &[("resource", kind)], format_args!("{seconds:.3}"));
         }
     }
 }

@@ -1,33 +1,34 @@
 //! Network policies: from the API server, or another relay, to the policies of pods that clients ask for.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     future::pending,
     marker::PhantomData,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant as StdInstant},
 };
 
+use bytes::Bytes;
 use cproxy_core::{Problem, api::Metadata, printable};
 use cproxy_policy::{api, served};
 use cproxy_relay_core::{
-    Policies, PolicyChange, PolicyKind, PolicyObject, PolicyUpdate, Status, parse_version, policy_deletion,
-    policy_object_name,
+    Policies, PolicyChange, PolicyInput, PolicyKind, PolicyObject, PolicyUpdate, Status, parse_version,
+    policy_deletion, policy_object_name,
 };
 use cproxy_wire::{ApiClient, Decoded, FieldSelector, Selectors, Subscriber, Wanted, WatchEvent, follow_resource};
+use http::{Request, header::ACCEPT};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
-    cache::{Cache, WAIT_MAX, too_large},
+    cache::{BOOKMARK_INTERVAL, Cache, WAIT_MAX, too_large},
     config::PolicySource,
     jitter::process_number,
-    upstream::BOOKMARK_INTERVAL,
 };
 
 /// Time in which changes are gathered after a publication: what changes twice is sent once, and pods that come together
@@ -48,6 +49,8 @@ pub(crate) struct PolicyService {
     /// Changes when a client waits for a version.
     wanted: watch::Sender<u64>,
     pub(crate) counts: PolicyCounts,
+    /// Times at which the source has last confirmed what is known of each kind.
+    contacts: Mutex<BTreeMap<&'static str, StdInstant>>,
 }
 
 /// Numbers of what has happened.
@@ -81,6 +84,7 @@ impl PolicyService {
             known: watch::Sender::new(None),
             wanted: watch::Sender::new(0),
             counts: PolicyCounts::default(),
+            contacts: Mutex::default(),
         }
     }
 
@@ -106,7 +110,9 @@ impl PolicyService {
     async fn follow_kind<K: PolicyKind>(self: &Arc<Self>, client: &ApiClient) {
         let mut subscriber = PolicySubscriber::<K> {
             service: self.clone(),
+            client,
             wanted: self.wanted.subscribe(),
+            is_wanted: false,
             last_bookmark: Instant::now(),
             kind: PhantomData,
         };
@@ -151,7 +157,13 @@ impl PolicyService {
             return Ok(());
         }
         let is_synced = known.borrow().is_some();
-        Err(if is_synced { too_large(version, self.policies.last_version()) } else { not_synced() })
+        Err(if is_synced { too_large(version, self.policies.known_version()) } else { not_synced() })
+    }
+
+    /// Seconds since the source has last confirmed what is known of each kind.
+    pub(crate) fn silent_seconds(&self) -> Vec<(&'static str, f64)> {
+        let contacts = self.contacts.lock().unwrap_or_else(PoisonError::into_inner);
+        contacts.iter().map(|(kind, contact)| (*kind, contact.elapsed().as_secs_f64())).collect()
     }
 
     /// Reason for which clients cannot be served yet.
@@ -176,14 +188,17 @@ pub(crate) fn not_synced() -> Status {
 }
 
 /// Subscriber that applies the objects of a kind to the policies.
-struct PolicySubscriber<K> {
+struct PolicySubscriber<'c, K> {
     service: Arc<PolicyService>,
+    client: &'c ApiClient,
     wanted: watch::Receiver<u64>,
+    /// A client waits for a version, and the API server has not been asked since.
+    is_wanted: bool,
     last_bookmark: Instant,
     kind: PhantomData<fn() -> K>,
 }
 
-impl<K: PolicyKind> PolicySubscriber<K> {
+impl<K: PolicyKind> PolicySubscriber<'_, K> {
     fn update(&self, event: WatchEvent<PolicyObject<K>>) -> Result<Option<PolicyUpdate>, String> {
         Ok(match event {
             WatchEvent::ListStarted => Some(PolicyUpdate::ListStarted),
@@ -206,6 +221,19 @@ impl<K: PolicyKind> PolicySubscriber<K> {
             WatchEvent::Bookmark(version) => Some(PolicyUpdate::Known(self.revision(&version)?)),
             WatchEvent::Accepted(_) | WatchEvent::Compared(_) | WatchEvent::Unavailable | WatchEvent::Failed(_) => None,
         })
+    }
+
+    /// Has the API server look how far the kind has got. Its cache learns nothing of revisions that changed other kinds,
+    /// and its bookmarks tell none, until somebody wants the latest list (apiserver/pkg/storage/cacher/ready.go and
+    /// delegator.go 1.36). Before Kubernetes 1.31, etcd tells it every few seconds, where it is set up so.
+    async fn ask_for_progress(&self) {
+        let group = if K::GROUP.is_empty() { "api".to_owned() } else { format!("apis/{}", K::GROUP) };
+        let path = format!("/{group}/{}/{}?limit=1", K::VERSION, K::PLURAL);
+        let names = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        let Ok(request) = Request::get(path).header(ACCEPT, names).body(Bytes::new()) else { return };
+        if let Ok(Err(error)) = timeout(WAIT_MAX, self.client.call(request)).await {
+            tracing::debug!("{}: {error}", K::PLURAL);
+        }
     }
 
     /// Revision of the API server that a version is about.
@@ -244,7 +272,7 @@ impl<K: PolicyKind> PolicySubscriber<K> {
         self.service.counts.mistakes.fetch_add(problems.len() as u64, Ordering::Relaxed);
         for problem in problems {
             // Pods are many, and their mistakes their owners'.
-            if K::INPUT == cproxy_relay_core::PolicyInput::NetworkPolicies {
+            if K::INPUT == PolicyInput::NetworkPolicies {
                 tracing::warn!("{problem}");
             } else {
                 tracing::debug!("{problem}");
@@ -253,11 +281,17 @@ impl<K: PolicyKind> PolicySubscriber<K> {
     }
 }
 
-impl<K: PolicyKind> Subscriber<PolicyObject<K>> for PolicySubscriber<K> {
+impl<K: PolicyKind> Subscriber<PolicyObject<K>> for PolicySubscriber<'_, K> {
     const SPREADS_LISTS: bool = false;
     const LISTS_AFTER_FAILURE: bool = true;
+    /// A root relay ends the watch of slices whenever the policies of the node name other sets.
+    const EXPIRES_OFTEN: bool = matches!(K::INPUT, PolicyInput::AddressSlices);
 
     async fn publish(&mut self, event: WatchEvent<PolicyObject<K>>) {
+        if event.is_confirmation() {
+            let mut contacts = self.service.contacts.lock().unwrap_or_else(PoisonError::into_inner);
+            contacts.insert(K::PLURAL, StdInstant::now());
+        }
         match self.update(event) {
             Ok(Some(update)) => self.service.apply::<K>(update),
             Ok(None) => {}
@@ -270,9 +304,14 @@ impl<K: PolicyKind> Subscriber<PolicyObject<K>> for PolicySubscriber<K> {
             pending::<()>().await;
         }
         sleep_until(self.last_bookmark + BOOKMARK_INTERVAL).await;
-        if self.wanted.changed().await.is_err() {
+        if !self.is_wanted && self.wanted.changed().await.is_err() {
             pending::<()>().await;
         }
+        self.is_wanted = true;
+        if self.service.source == PolicySource::Resolve {
+            self.ask_for_progress().await;
+        }
+        self.is_wanted = false;
         self.last_bookmark = Instant::now();
         Wanted::Bookmark
     }

@@ -18,11 +18,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::cache::Cache;
-
-/// Shortest time between two watches that are opened for a bookmark, whatever clients wait for: the time that such a
-/// watch lasts. The bookmark comes a second after its beginning, and one that is ended before has been in vain.
-pub(crate) const BOOKMARK_INTERVAL: Duration = cproxy_wire::BOOKMARK_WATCH_TIME;
+use crate::cache::{BOOKMARK_INTERVAL, Cache};
 
 /// Time after which a list is asked for again that lacks objects which could not be read.
 const UNREAD_INTERVAL: Duration = Duration::from_secs(10);

@@ -162,10 +162,10 @@ impl Policies {
         version::revision(version)
     }
 
-    /// Last version that this process has published.
+    /// Largest version, of any process, that this one does not wait for.
     #[must_use]
-    pub fn last_version(&self) -> u64 {
-        self.state().versions.last()
+    pub fn known_version(&self) -> u64 {
+        self.known_revision().map_or(0, version::last_of)
     }
 
     /// Whether this process has published a version.

@@ -16,6 +16,11 @@ pub(super) fn revision(version: u64) -> u64 {
     version >> REVISION_SHIFT
 }
 
+/// Largest version that is about a revision.
+pub(super) fn last_of(revision: u64) -> u64 {
+    revision.saturating_mul(1 << REVISION_SHIFT) | ((1 << REVISION_SHIFT) - 1)
+}
+
 /// Versions of this process.
 #[derive(Debug)]
 pub(super) struct Versions {
