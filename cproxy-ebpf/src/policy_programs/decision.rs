@@ -2,7 +2,10 @@
 
 use cproxy_ebpf::policy::{IntervalWord, NO_RULE, StateWord};
 
-use crate::maps::{interval, runs};
+use crate::{
+    maps::{interval, runs},
+    subprogram::on_stack,
+};
 
 /// Steps of the search: a run has at most 4,095 intervals.
 const STEPS: u32 = 12;
@@ -46,7 +49,7 @@ pub(crate) fn decide(state: StateWord, question: &Question) -> Decision {
 extern "C" fn cproxy_policy_decide(question: *const Question, generation: u32) -> u32 {
     // SAFETY: null is checked, and the verifier knows the size of the memory behind the pointer.
     let Some(question) = (unsafe { question.as_ref() }) else { return NO_RULE };
-    let (first, length) = runs(generation, &question.peer).run(question.direction);
+    let (first, length) = runs(generation, &on_stack(&question.peer)).run(question.direction);
     let found = IntervalWord(cproxy_policy_search(
         generation,
         first,

@@ -16,6 +16,7 @@ mod bad;
 mod cgroups;
 mod containers;
 mod packets;
+mod policy;
 mod restored;
 mod start;
 mod systemd;

@@ -9,6 +9,7 @@
 )]
 
 mod client;
+mod enforced;
 mod fixture;
 mod go;
 mod wire;

@@ -1,0 +1,107 @@
+//! An agent that enforces the policy of its pod, as the relay has it.
+
+use std::{io, net::TcpStream, time::Duration};
+
+use cproxy_tests::{
+    manifest,
+    process::{Agent, RunningAgent, cproxy, eventually},
+    sandbox::Sandbox,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    fixture::{Cluster, PATIENCE, RELAY},
+    policies::{cluster, of_pod, run_pod},
+};
+
+/// Peers of the pod, which are nowhere: a call that is not denied finds no route.
+const CLIENT: &str = "10.244.1.2:80";
+const OTHER: &str = "10.244.1.3:80";
+
+/// An agent in the pod `web-0`.
+fn agent<'s>(sandbox: &'s Sandbox, cluster: &Cluster<'_>, server: &str) -> Agent<'s> {
+    let token = of_pod(cluster, "web-0");
+    let kubeconfig = manifest::kubeconfig(
+        json!({"server": server, "certificate-authority": cluster.control_plane.ca_file()}),
+        json!({"token": token}),
+    );
+    let kubeconfig = manifest::write_text(sandbox.dir(), "pod.config", &kubeconfig.to_string());
+    Agent::new(sandbox).kubeconfig(kubeconfig).args(["--policy", "enforce"])
+}
+
+/// A policy of the pod for egress alone.
+fn egress(name: &str, to: Option<Value>) -> Value {
+    let mut spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Egress"]});
+    if let Some(to) = to {
+        spec["egress"] = json!([{"to": to}]);
+    }
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"namespace": "team", "name": name}, "spec": spec,
+    })
+}
+
+fn is_denied(address: &str) -> bool {
+    let address = address.parse().unwrap();
+    let result = TcpStream::connect_timeout(&address, Duration::from_millis(200));
+    result.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
+fn expect(what: &str, denied: [bool; 2]) {
+    eventually(PATIENCE, what, || {
+        let found = [CLIENT, OTHER].map(is_denied);
+        if found == denied { Ok(()) } else { Err(format!("{found:?}")) }
+    });
+}
+
+fn start(agent: Agent<'_>) -> RunningAgent {
+    let mut agent = agent.spawn();
+    agent.wait_ready(PATIENCE);
+    agent
+}
+
+#[test]
+fn a_guest_enforces_what_the_relay_has_resolved() {
+    let sandbox = Sandbox::for_test();
+    let cluster = cluster(&sandbox);
+    // The pod of this test shares its network namespace with the control plane, which it must not isolate.
+    cluster.delete("/apis/networking.k8s.io/v1/namespaces/team/networkpolicies/allow-clients");
+    cluster.create(&egress("deny", None));
+    let _relay = cluster.tls_relay().arg("--policies").start();
+    let mut agent = start(agent(&sandbox, &cluster, &format!("https://{RELAY}")));
+    assert_eq!([CLIENT, OTHER].map(is_denied), [true, true], "ready with the policy in force");
+    let clients = json!([{"podSelector": {"matchLabels": {"app": "client"}}}]);
+    cluster.create(&egress("allow", Some(clients)));
+    expect("a policy that comes", [false, true]);
+    run_pod(&cluster, "team", "late-0", "client", "10.244.1.3");
+    expect("a pod that comes", [false, false]);
+    cluster.delete("/api/v1/namespaces/team/pods/late-0");
+    // It is terminating: its address stays until it is gone.
+    let at_once = json!({"gracePeriodSeconds": 0});
+    cluster.admin().write("DELETE", "/api/v1/namespaces/team/pods/late-0", &at_once);
+    expect("a pod that goes", [false, true]);
+    // A clone is closed until its own policy has come.
+    cproxy(&sandbox, &["reseed"]).success();
+    agent.wait_ready(PATIENCE);
+    expect("after a restore", [false, true]);
+    for name in ["deny", "allow"] {
+        cluster.delete(&format!("/apis/networking.k8s.io/v1/namespaces/team/networkpolicies/{name}"));
+    }
+    expect("no policy", [false, false]);
+    agent.kill();
+}
+
+#[test]
+fn an_api_server_has_no_policy_and_the_pod_stays_closed() {
+    let sandbox = Sandbox::for_test();
+    let cluster = cluster(&sandbox);
+    let kubeconfig = cluster.kubeconfig("admin", "agent", &cluster.control_plane.server_url());
+    let agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--policy", "enforce", "--pod-ip", "192.0.2.1"]);
+    let mut agent = agent.spawn();
+    eventually(PATIENCE, "wait names the remedy", || {
+        let wait = cproxy(&sandbox, &["wait", "--timeout", "200ms"]);
+        if wait.code == 1 && wait.stderr.contains("cproxy-relay with --policies") { Ok(()) } else { Err(wait.stderr) }
+    });
+    assert_eq!([CLIENT, OTHER].map(is_denied), [true, true]);
+    agent.kill();
+}
