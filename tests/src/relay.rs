@@ -19,6 +19,9 @@ use crate::{
 /// Any free port of this machine.
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
+/// Time between two looks whether what the server sends is still held.
+const HOLD_POLL: Duration = Duration::from_millis(2);
+
 /// A running relay. Dropping it ends it and all its connections.
 pub struct Relay {
     server: Server,
@@ -48,6 +51,8 @@ pub enum Fault {
     EndsAfter(usize),
     /// All that the server sends is changed.
     Garbles,
+    /// All that the server sends comes once the fault is over.
+    HoldsResponses,
 }
 
 impl Fault {
@@ -156,6 +161,13 @@ impl Relay {
     }
 }
 
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // Connections whose data is held do not see that they are to end.
+        self.set_fault(None);
+    }
+}
+
 impl Connections {
     fn open(&mut self, client: &TcpStream) -> io::Result<usize> {
         let number = self.opened;
@@ -187,6 +199,9 @@ fn copy(
     while signals.wait_for(&from)
         && let Ok(length @ 1..) = from.read(&mut buffer)
     {
+        while is_response && lock(connections).fault == Some(Fault::HoldsResponses) {
+            thread::sleep(HOLD_POLL);
+        }
         let bytes = buffer.get_mut(..length).unwrap_or_default();
         is_forgotten |= lock(connections).fault == Some(Fault::Forgets);
         let fault = if is_forgotten { Some(Fault::Forgets) } else { lock(connections).fault };
