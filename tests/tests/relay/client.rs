@@ -118,10 +118,19 @@ impl<'s> Client<'s> {
         response
     }
 
+    /// Gets a path and query; `None` without a complete response.
+    pub(crate) fn try_get(&self, target: &str) -> Option<Response> {
+        let (head, body) = self.files();
+        let command = self.command(&head, &body, target);
+        let output = run(self.sandbox, Placement::Unhooked, command, "", TIMEOUT);
+        let response = (output.code == 0).then(|| Response::read(&head, &body));
+        drop((fs::remove_file(head), fs::remove_file(body)));
+        response
+    }
+
     /// Whether a request gets no response at all.
     pub(crate) fn is_refused(&self, target: &str) -> bool {
-        let (head, body) = self.files();
-        run(self.sandbox, Placement::Unhooked, self.command(&head, &body, target), "", TIMEOUT).code != 0
+        self.try_get(target).is_none()
     }
 
     /// Starts a watch, which ends when it is dropped or the server ends it.
@@ -166,6 +175,11 @@ impl Watching {
         self.daemon.wait(timeout).expect("the watch ends")
     }
 
+    /// Whether curl has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.daemon.exit_status().is_some()
+    }
+
     /// The response so far.
     pub(crate) fn response(&self) -> Option<Response> {
         self.head.exists().then(|| Response::read(&self.head, &self.body)).filter(|response| response.code > 0)
@@ -179,10 +193,17 @@ impl Watching {
         events.map(|event| format!("{} {}", text(&event["type"]), text(&event["object"]["metadata"]["name"]))).collect()
     }
 
-    /// The events so far. The last line may be incomplete.
+    /// The events so far.
     pub(crate) fn events(&self) -> Vec<Value> {
+        self.events_after(0).0
+    }
+
+    /// The events after the first bytes, and the number of bytes at their end: the last line may be incomplete.
+    pub(crate) fn events_after(&self, start: usize) -> (Vec<Value>, usize) {
         let body = fs::read(&self.body).unwrap_or_default();
-        String::from_utf8_lossy(&body).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        let end = body.iter().rposition(|byte| *byte == b'\n').map_or(start, |index| index + 1);
+        let text = String::from_utf8_lossy(&body[start..end]);
+        (text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect(), end)
     }
 }
 

@@ -22,6 +22,7 @@ mod guest_sockets;
 mod long;
 mod operation;
 mod policies;
+mod policy_replicas;
 mod protocol;
 mod sharing;
 mod skew;

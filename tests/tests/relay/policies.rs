@@ -22,8 +22,8 @@ use crate::{
     fixture::{Cluster, PATIENCE, RELAY},
 };
 
-const POLICIES: &str = "/apis/policy.cproxy.dev/v1alpha1/podpolicies";
-const ADDRESSES: &str = "/apis/policy.cproxy.dev/v1alpha1/addressslices";
+pub(crate) const POLICIES: &str = "/apis/policy.cproxy.dev/v1alpha1/podpolicies";
+pub(crate) const ADDRESSES: &str = "/apis/policy.cproxy.dev/v1alpha1/addressslices";
 
 /// Address of the metrics of a second relay.
 const METRICS: &str = "127.0.0.1:9444";
@@ -44,7 +44,7 @@ fn grant(cluster: &Cluster<'_>) {
     cluster.create(&role_binding("cproxy-relay-policies", "cproxy-relay"));
 }
 
-fn pod(namespace: &str, name: &str, app: &str, unused: &str) -> Value {
+pub(crate) fn pod(namespace: &str, name: &str, app: &str, unused: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
@@ -82,7 +82,7 @@ fn policy(namespace: &str, name: &str, app: &str, from: Value) -> Value {
     })
 }
 
-fn apps(app: &str) -> Value {
+pub(crate) fn apps(app: &str) -> Value {
     json!([{"podSelector": {"matchLabels": {"app": app}}}])
 }
 
