@@ -37,7 +37,8 @@ pub const POLICY_COUNTERS_MAX: u32 = 16;
 /// Cgroups whose calls no policy concerns, at most.
 pub const EXEMPT_CGROUPS_MAX: usize = 8;
 
-/// Seconds for which replies of UDP pass after a datagram, as for conntrack's streams (`nf_conntrack_udp_timeout_stream`).
+/// Seconds for which replies of UDP pass after a datagram, as for conntrack's streams
+/// (`nf_conntrack_udp_timeout_stream`).
 pub const REPLY_SECONDS: u64 = 120;
 
 /// `IPPROTO_SCTP`.
@@ -122,9 +123,9 @@ pub enum PolicyCounter {
     DeniedIngress = 0,
     /// Denied calls of the pod.
     DeniedEgress = 2,
-    /// What would have been denied, to the pod.
+    /// Connections to the pod that were only audited.
     AuditedIngress = 4,
-    /// What would have been denied, of the pod.
+    /// Calls of the pod that were only audited.
     AuditedEgress = 6,
     /// Sockets of protocols that cannot be policed.
     DeniedSockets = 8,

@@ -30,8 +30,8 @@ pub(crate) fn opaque(mut number: u64) -> u64 {
     number
 }
 
-/// Copy of an argument's memory for a map's key: before Linux 6.2, a key may be on the stack, but not behind the pointer
-/// that a subprogram was given.
+/// Copy of an argument's memory for a map's key: before Linux 6.2, a key may be on the stack, but not behind the
+/// pointer that a subprogram was given.
 #[inline(always)]
 pub(crate) fn on_stack<T: Copy>(argument: &T) -> T {
     // SAFETY: a live value; volatile, so that the compiler uses no pointer to it in the place of the copy.

@@ -1,4 +1,4 @@
-//! What was denied: counted, and remembered by peer.
+//! Denials: counted, and remembered by peer.
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use cproxy_ebpf::{

@@ -4,6 +4,7 @@
 //! the source, the agent or a part of a newer policy is gone.
 
 mod follow;
+mod of_relay;
 mod replica;
 
 use std::{
@@ -216,12 +217,18 @@ impl PolicyTask {
             Ok(()) => {
                 if self.state.borrow().is_err() {
                     let Directions { ingress, egress } = compiled.isolated;
-                    tracing::info!(name: "policy", "the pod's policy is in force: isolated for ingress: {ingress}, egress: {egress}");
+                    tracing::info!(
+                        name: "policy",
+                        "the pod's policy is in force: isolated for ingress: {ingress}, egress: {egress}"
+                    );
                 }
                 drop(self.state.send_replace(Ok(())));
             }
             Err(error) => {
-                tracing::error!(name: "policy_failed", "the pod's policy could not be written, the last one stays: {error}");
+                tracing::error!(
+                    name: "policy_failed",
+                    "the pod's policy could not be written, the last one stays: {error}"
+                );
                 self.table.forget();
             }
         }

@@ -31,7 +31,7 @@ pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
         let (Directions { ingress, egress }, is_audited) = reader.state()?;
         anyhow::ensure!(
             is_audited || !(ingress || egress),
-            "a network policy isolates this pod: with --policy-too, it is removed as well, and nothing is denied any more"
+            "a network policy isolates this pod: with --policy-too, it is removed as well, and nothing is denied then"
         );
     }
     print(&match remove(dir, &options.places.run.run_dir)? {

@@ -126,9 +126,7 @@ fn check_usage(options: &GetOptions) -> Result<(), UsageError> {
         _ if matches!(options.state, View::Counters | View::Config | View::Problems | View::Denials)
             && filter(options).is_set() =>
         {
-            conflict(
-                "counters, settings, problems and denials are of no single Service: --namespace and --service do not fit",
-            )
+            conflict("counters, settings, problems and denials are of no Service: --namespace and --service do not fit")
         }
         _ => Ok(()),
     }

@@ -171,7 +171,9 @@ settings! {
         #[arg(value_name = "MODE", default_value = "off", value_parser = choice::<PolicyMode>())]
         "policy" policy: PolicyMode, OnRestart, Shown,
             { without: "", example: "",
-              effect: "[Enforce](policy.md) the NetworkPolicies that select this pod, or only record what they would                        deny. The source is a [relay](relay.md#network-policies) with `--policies`, or manifests and                        `--policy-pod`." };
+              effect: "[Enforce](policy.md) the NetworkPolicies that select this pod, or only record what they would \
+                       deny. The source is a [relay](relay.md#network-policies) with `--policies`, or manifests and \
+                       `--policy-pod`." };
         /// Pod that this VM is, where manifests are the source: NAMESPACE/NAME
         #[arg(value_name = "POD", value_parser = parse_pod)]
         "policy-pod" policy_pod: Option<ObjectName>, OnRestart, Shown,
@@ -181,7 +183,8 @@ settings! {
         #[arg(value_name = "DIR", num_args = 1.., value_delimiter = ',')]
         "policy-exempt-cgroup" policy_exempt_cgroup: Vec<PathBuf>, OnRestart, Shown,
             { without: "none", example: "/sys/fs/cgroup/system.slice",
-              effect: "Cgroup2 directories of the guest's own daemons: the policy does not apply to calls of                        processes in or below them; at most 8. What comes in is looked at all the same." };
+              effect: "Cgroup2 directories of the guest's own daemons: the policy does not apply to calls of \
+                       processes in or below them; at most 8. What comes in is looked at all the same." };
     }
 }
 

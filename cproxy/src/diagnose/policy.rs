@@ -7,7 +7,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use cproxy_core::{Address, Problem};
+use cproxy_core::{Address, Problem, sorted_set};
 use cproxy_policy::{Direction, Resolver};
 
 use self::end::End;
@@ -62,7 +62,7 @@ pub(crate) fn judge(objects: &PolicyObjects<'_>, from: &Side, to: &Destination) 
         notes,
     };
     let namespaces = [&caller, &called].into_iter().filter_map(End::namespace);
-    let unread = namespaces.flat_map(|namespace| objects.unread_of(namespace)).collect();
+    let unread = sorted_set(namespaces.flat_map(|namespace| objects.unread_of(namespace)));
     Ok(Judgement { answer, problems, unread })
 }
 

@@ -6,7 +6,7 @@ mod sweep;
 
 use std::collections::BTreeMap;
 
-use cproxy_core::{Address, Problem};
+use cproxy_core::{Address, Problem, sorted_map};
 
 pub use self::prefixes::Prefixes;
 use crate::{
@@ -103,8 +103,8 @@ pub fn compile<I: IntoIterator<Item = Address>>(policy: &PodPolicy, addresses: i
     compiler.compiled.default_class = compiler.class(&Matches { is_always: false, rules: everywhere.clone() });
     let prefixes = prefixes::matches(policy, &everywhere);
     let classes = prefixes.iter().map(|(range, matches)| (*range, compiler.class(&compiler.outside_sets(matches))));
-    let classes = classes.collect();
-    compiler.compiled.prefixes = Prefixes::new(classes);
+    let classes: Vec<_> = classes.collect();
+    compiler.compiled.prefixes = Prefixes::new(sorted_map(classes));
     compiler.add_singles(&prefixes, &everywhere, addresses);
     compiler.compiled
 }

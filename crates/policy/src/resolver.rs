@@ -21,7 +21,7 @@ mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cproxy_core::{Address, ObjectName, Text};
+use cproxy_core::{Address, ObjectName, Text, sorted_set};
 pub use selections::{POD_ADDRESSES_MAX, POD_PARTS_MAX, POD_SETS_MAX};
 
 use self::{
@@ -199,7 +199,7 @@ impl Resolver {
             created_seconds: pod.created_seconds,
         };
         let old = self.pods.find(&row.name);
-        let addresses = old.iter().flat_map(|old| &*old.addresses).chain(&*row.addresses).copied().collect();
+        let addresses = sorted_set(old.iter().flat_map(|old| &*old.addresses).chain(&*row.addresses).copied());
         let before = self.owners(addresses);
         if self.has_other_policy(old, &row) {
             work.pods.insert(row.name.clone());
@@ -220,7 +220,7 @@ impl Resolver {
 
     fn remove_pod(&mut self, name: &ObjectName, work: &mut Work) {
         let (Some(id), Some(old)) = (self.pods.id(name), self.pods.find(name)) else { return };
-        let before = self.owners(old.addresses.iter().copied().collect());
+        let before = self.owners(sorted_set(old.addresses.iter().copied()));
         let profile = old.profile;
         work.pods.insert(old.name.clone());
         self.pods.remove(name);
@@ -414,7 +414,7 @@ impl Resolver {
     fn replace_policy(&mut self, old: Option<u32>, new: Option<u32>, work: &mut Work) {
         let subject = |id: u32| self.policies.get(id).and_then(|row| row.policy.subject.clone());
         let subjects: Vec<_> = old.into_iter().chain(new).filter_map(subject).collect();
-        let profiles: BTreeSet<_> = subjects.iter().flat_map(|subject| self.profiles_in(&subject.scope)).collect();
+        let profiles = sorted_set(subjects.iter().flat_map(|subject| self.profiles_in(&subject.scope)));
         let row = old.and_then(|id| self.policies.remove(id));
         for id in profiles {
             let Some(profile) = self.profiles.get(id) else { continue };
@@ -451,7 +451,7 @@ impl Resolver {
             }
         }
         let selected = work.selections.iter().flat_map(|&id| self.selections.profiles(id));
-        let profiles: BTreeSet<_> = work.profiles.iter().copied().chain(selected).collect();
+        let profiles = sorted_set(work.profiles.iter().copied().chain(selected));
         let rows = profiles.iter().flat_map(|&id| self.profiles.pods(id)).filter_map(|id| self.pods.get(id));
         work.pods.extend(rows.filter(|row| !row.is_host_network).map(|row| row.name.clone()));
         Changes { pods: work.pods, slices: work.slices }

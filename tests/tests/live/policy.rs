@@ -1,7 +1,7 @@
 //! `cproxy run --policy` with manifests: which calls and connections pass, by real system calls between network
 //! namespaces.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a failed call is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 use std::{
     io,
@@ -131,7 +131,7 @@ const DENIED: Result<(), io::ErrorKind> = Err(io::ErrorKind::PermissionDenied);
 const REFUSED: Result<(), io::ErrorKind> = Err(io::ErrorKind::ConnectionRefused);
 
 #[test]
-fn what_no_rule_allows_is_refused_at_once_in_both_directions() {
+fn calls_that_no_rule_allows_are_refused_at_once_in_both_directions() {
     let pods = Pods::new();
     pods.write(&[both()], "other");
     let _agent = pods.enforce();

@@ -7,7 +7,10 @@ use cproxy_policy::{AddressSlice, PodPolicy, Resolver, SliceName, served};
 use cproxy_wire::{ApiClient, Decoded, FieldSelector, Selectors, Subscriber, Wanted, WatchEvent, WatchedResource};
 use tokio::sync::{mpsc, watch};
 
-use super::replica::{Change, Update};
+use super::{
+    of_relay::OfRelay,
+    replica::{Change, Update},
+};
 use crate::manifests::Files;
 
 /// All objects that the source shows to this client.
@@ -84,8 +87,8 @@ impl Feed {
 
 /// Follows the policies and slices that a relay shows, for ever.
 pub(in crate::agent) async fn follow_relay(client: &ApiClient, sender: RelaySender) {
-    let mut policies = PolicySubscriber::<served::PodPolicy>::new(sender.clone());
-    let mut slices = PolicySubscriber::<served::AddressSlice>::new(sender);
+    let mut policies = PolicySubscriber::<OfRelay<served::PodPolicy>>::new(sender.clone());
+    let mut slices = PolicySubscriber::<OfRelay<served::AddressSlice>>::new(sender);
     tokio::join!(
         cproxy_wire::follow_resource(client, ALL, &mut policies),
         cproxy_wire::follow_resource(client, ALL, &mut slices),
@@ -123,16 +126,16 @@ trait Served: WatchedResource {
     fn update(change: Change<Self::Name, Self::Object>) -> Update;
 }
 
-impl Served for served::PodPolicy {
+impl Served for OfRelay<served::PodPolicy> {
     type Name = ObjectName;
     type Object = PodPolicy;
 
     fn name(&self) -> Result<ObjectName, String> {
-        Ok(ObjectName::new(&self.metadata.namespace, &*self.metadata.name))
+        Ok(ObjectName::new(&self.0.metadata.namespace, &*self.0.metadata.name))
     }
 
     fn read(&self) -> Result<(ObjectName, PodPolicy), String> {
-        let policy = Self::read(self).map_err(|error| error.to_string())?;
+        let policy = self.0.read().map_err(|error| error.to_string())?;
         Ok((policy.name.clone(), policy))
     }
 
@@ -141,16 +144,16 @@ impl Served for served::PodPolicy {
     }
 }
 
-impl Served for served::AddressSlice {
+impl Served for OfRelay<served::AddressSlice> {
     type Name = SliceName;
     type Object = AddressSlice;
 
     fn name(&self) -> Result<SliceName, String> {
-        SliceName::parse(&self.metadata.name).ok_or_else(|| "it has no slice's name".to_owned())
+        SliceName::parse(&self.0.metadata.name).ok_or_else(|| "it has no slice's name".to_owned())
     }
 
     fn read(&self) -> Result<(SliceName, AddressSlice), String> {
-        let slice = Self::read(self).map_err(|error| error.to_string())?;
+        let slice = self.0.read().map_err(|error| error.to_string())?;
         Ok((slice.name, slice))
     }
 

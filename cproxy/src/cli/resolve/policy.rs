@@ -1,9 +1,9 @@
 //! `cproxy resolve --policy`
 
-use std::{collections::BTreeSet, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Args;
-use cproxy_core::{Address, FrontendSource, Problem, ServiceName, Store};
+use cproxy_core::{Address, FrontendSource, ServiceName, Store, sorted_set};
 
 use crate::{
     cli::{
@@ -56,7 +56,7 @@ pub(super) fn run(
     let judged = refuse_services(&files, store, from, &to.side).and_then(|()| judge(&files.policy_objects(), from, to));
     let duplicates = files.duplicates();
     let of_policies = judged.iter().flat_map(|judgement| &judgement.problems);
-    let problems: BTreeSet<&Problem> = files.problems().chain(&duplicates).chain(of_policies).collect();
+    let problems = sorted_set(files.problems().chain(&duplicates).chain(of_policies));
     problems.iter().for_each(|problem| print_error(problem));
     let (answer, unread) = match &judged {
         Ok(judgement) => (&judgement.answer, &judgement.unread),

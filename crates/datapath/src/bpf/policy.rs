@@ -9,13 +9,16 @@ mod error;
 mod hooks;
 mod install;
 mod maps;
+mod names;
+mod program;
 mod reader;
 
 pub use self::{
     directory::PolicyPins,
     error::PolicyError,
     hooks::PolicyHooks,
-    install::{PolicyProgram, install_policy},
+    install::install_policy,
     maps::{PolicyMaps, PolicySettings},
+    program::PolicyProgram,
     reader::{DeniedPeer, PolicyReader},
 };

@@ -2,11 +2,11 @@
 //! ranges.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use cproxy_core::{Address, AddressRange, Family};
+use cproxy_core::{Address, AddressRange, Family, sorted_set};
 
 use super::Matches;
 use crate::pod_policy::PodPolicy;
@@ -36,7 +36,7 @@ struct Level {
 
 impl<T> Prefixes<T> {
     pub(super) fn new(ranges: BTreeMap<AddressRange, T>) -> Self {
-        let lengths: BTreeSet<_> = ranges.keys().map(AddressRange::fixed_bits).collect();
+        let lengths = sorted_set(ranges.keys().map(AddressRange::fixed_bits));
         Self { ranges, lengths: lengths.into_iter().rev().collect() }
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cproxy_core::sorted_map;
+
 use super::{Decision, Interval, Reason, Verdict};
 use crate::{
     model::{Action, Direction, PortRange, Protocol, Tier},
@@ -29,7 +31,7 @@ pub(super) fn all(decision: Decision) -> Vec<Interval> {
 /// Intervals in which these rules decide otherwise than without rules.
 pub(super) fn intervals(rules: &[PodRule], ids: &[u32], direction: Direction, is_isolated: bool) -> Vec<Interval> {
     let rule = |id: u32| rules.get(id as usize).filter(|rule| rule.direction == direction).map(|rule| (id, rule));
-    let rules: BTreeMap<u32, &PodRule> = ids.iter().filter_map(|&id| rule(id)).collect();
+    let rules = sorted_map(ids.iter().filter_map(|&id| rule(id)));
     let ranges: Vec<_> =
         rules.iter().flat_map(|(&id, rule)| rule.ranges().into_iter().map(move |range| (range, id))).collect();
     let mut intervals = Vec::new();

@@ -1,11 +1,8 @@
 //! The policy of a pod, made when it is asked for.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::atomic::Ordering,
-};
+use std::{collections::BTreeMap, sync::atomic::Ordering};
 
-use cproxy_core::ObjectName;
+use cproxy_core::{ObjectName, sorted_set};
 
 use super::{
     POD_PARTS_MAX, Resolver,
@@ -55,7 +52,7 @@ impl Resolver {
         }
         selection.is_cut.store(rules.is_cut, Ordering::Relaxed);
         pod.rules = rules.rules;
-        let names: BTreeSet<_> = pod.rules.iter().flat_map(|rule| rule.peers.sets()).collect();
+        let names = sorted_set(pod.rules.iter().flat_map(|rule| rule.peers.sets()));
         pod.sets = names.into_iter().filter_map(|&name| self.sets.find(name)).map(|set| set.reference()).collect();
     }
 }
@@ -159,7 +156,7 @@ impl RuleWriter<'_> {
         // An address that is not known must not escape a rule that denies.
         let is_closed = self.rule.action != Action::Accept && sets.iter().any(is_beyond);
         let within = sets.iter().filter(|set| !is_beyond(set)).filter_map(|&set| self.resolver.sets.get(set));
-        let names: BTreeSet<SetName> = within.map(|set| set.name).collect();
+        let names = sorted_set(within.map(|set| set.name));
         let peers = if is_closed { PodPeers::All } else { peers(names.into_iter().collect()) };
         let has_ports = !matches!(&ports, PodPorts::Some(ranges) if ranges.is_empty());
         if !has_ports || peers.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::atomic::Ordering};
 
-use cproxy_core::Problem;
+use cproxy_core::{Problem, sorted_set};
 
 use super::{POD_ADDRESSES_MAX, POD_PARTS_MAX, POD_SETS_MAX, Resolver, policies::PolicyRow, selections::Selection};
 use crate::model::{Direction, Rule};
@@ -21,7 +21,7 @@ impl Resolver {
             );
             Problem::new(format_args!("{} {}", row.policy.tier.kind(), row.policy.name), "spec", message)
         });
-        beyond.flat_map(|selection| self.problems_of(selection)).chain(cut).collect()
+        sorted_set(beyond.flat_map(|selection| self.problems_of(selection)).chain(cut))
     }
 
     fn policies_of(&self, selection: &Selection) -> impl Iterator<Item = &PolicyRow> {
@@ -32,7 +32,7 @@ impl Resolver {
     fn problems_of(&self, selection: &Selection) -> Vec<Problem> {
         let left_out = selection.left_out.iter().filter_map(|&set| self.sets.get(set));
         // A set without an address loses none.
-        let groups: BTreeSet<u32> = left_out.filter(|set| set.count > 0).map(|set| set.group).collect();
+        let groups = sorted_set(left_out.filter(|set| set.count > 0).map(|set| set.group));
         let mut problems = Vec::new();
         for PolicyRow { policy, groups: of_rules } in selection.policies.iter().filter_map(|&id| self.policies.get(id))
         {

@@ -1,6 +1,6 @@
 //! Difference of two sorted lists.
 
-use super::Runs;
+use super::operation::Runs;
 
 /// New runs of an entry; `None`: it goes.
 pub(super) type Change = Option<Runs>;

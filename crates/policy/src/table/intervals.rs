@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{INTERVALS_MAX, Operation, Run};
+use super::operation::{INTERVALS_MAX, Operation, Run};
 use crate::{
     compile::{Decision, Interval, Reason, Verdict},
     model::Protocol,

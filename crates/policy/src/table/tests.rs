@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Protocol, SetName, Verdict, compile,
+    Interval, Protocol, SetName, Verdict, compile,
     tests::compiled::{ADDRESSES, PORTS, address, policy, rule, set_name},
 };
 
@@ -107,7 +107,8 @@ proptest! {
         let (mut table, mut kernel) = (PolicyTable::default(), Kernel::default());
         let tuples = tuples();
         let verdicts = |kernel: &Kernel| -> Vec<Verdict> {
-            tuples.iter().map(|&(direction, peer, protocol, port)| kernel.verdict(direction, peer, protocol, port)).collect()
+            let verdict = |&(direction, peer, protocol, port): &Tuple| kernel.verdict(direction, peer, protocol, port);
+            tuples.iter().map(verdict).collect()
         };
         let mut last = verdicts(&kernel);
         for (compiled, chance) in history {

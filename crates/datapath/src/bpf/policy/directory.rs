@@ -8,7 +8,7 @@ use std::{
 
 use cproxy_ebpf::policy::POLICY_LAYOUT_VERSION;
 
-use super::{error::PolicyError, install::PolicyProgram};
+use super::{error::PolicyError, program::PolicyProgram};
 use crate::bpf::{
     pins::{PinDir, remove_with_pins},
     syscalls::{link_detach, obj_get_if_any},

@@ -9,7 +9,7 @@ use std::{
 
 use cproxy_policy::Directions;
 
-use super::{directory::PolicyPins, error::PolicyError, install::PolicyProgram};
+use super::{directory::PolicyPins, error::PolicyError, program::PolicyProgram};
 use crate::bpf::syscalls::{link_create, link_detach, link_info, obj_get, obj_get_if_any, obj_pin};
 
 /// Hooks of a cgroup and of a network namespace.

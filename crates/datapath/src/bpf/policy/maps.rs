@@ -14,7 +14,11 @@ use cproxy_core::ExcludedCgroup;
 use cproxy_ebpf::policy::{EXEMPT_CGROUPS_MAX, IntervalWord, NO_RULE, POLICY_RANGES_MAX, RunsWord, State, StateWord};
 use cproxy_policy::{Directions, Interval, Operation, Protocol, Reason, Runs, Verdict};
 
-use super::{directory::PolicyPins, error::PolicyError};
+use super::{
+    directory::PolicyPins,
+    error::PolicyError,
+    names::{INTERVALS, PEERS, RANGES, STATE},
+};
 use crate::bpf::{
     error::{TableError, root_cause},
     map_spec::MapShape,
@@ -22,14 +26,6 @@ use crate::bpf::{
     open::{Access, open_map},
     syscalls::{inner_map_id, map_create, set_inner_map},
 };
-
-pub(super) const STATE: &str = "POLICY_STATE";
-pub(super) const PEERS: &str = "POLICY_PEERS";
-pub(super) const RANGES: &str = "POLICY_RANGES";
-pub(super) const INTERVALS: &str = "POLICY_INTERVALS";
-pub(super) const REPLIES: &str = "POLICY_REPLIES";
-pub(super) const DENIALS: &str = "POLICY_DENIALS";
-pub(super) const COUNTERS: &str = "POLICY_COUNTERS";
 
 /// Settings that do not change with the policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

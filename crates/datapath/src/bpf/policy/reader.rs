@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::{
     directory::PolicyPins,
     error::PolicyError,
-    maps::{COUNTERS, DENIALS, STATE},
+    names::{COUNTERS, DENIALS, STATE},
 };
 use crate::bpf::{
     error::{TableError, root_cause},
@@ -104,7 +104,7 @@ impl PolicyReader {
         let now_ns = (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64);
         // An entry that is evicted meanwhile is left out.
         let mut entries: Vec<_> = map.iter().filter_map(Result::ok).collect();
-        entries.sort_by_key(|(_, denial)| std::cmp::Reverse(denial.last_ns));
+        entries.sort_unstable_by_key(|(_, denial)| std::cmp::Reverse(denial.last_ns));
         entries.truncate(POLICY_DENIALS_MIN as usize);
         Ok(entries.into_iter().map(|(key, denial)| denied_peer(key, denial, now_ns)).collect())
     }
