@@ -224,8 +224,8 @@ impl<K: PolicyKind> PolicySubscriber<'_, K> {
     }
 
     /// Has the API server look how far the kind has got. Its cache learns nothing of revisions that changed other
-    /// kinds, and its bookmarks tell none, until somebody wants the latest list (apiserver/pkg/storage/cacher/ready.go and
-    /// delegator.go 1.36). Before Kubernetes 1.31, etcd tells it every few seconds, where it is set up so.
+    /// kinds, and its bookmarks tell none, until somebody wants the latest list (apiserver/pkg/storage/cacher/ready.go
+    /// and delegator.go 1.36). Before Kubernetes 1.31, etcd tells it every few seconds, where it is set up so.
     async fn ask_for_progress(&self) {
         let group = if K::GROUP.is_empty() { "api".to_owned() } else { format!("apis/{}", K::GROUP) };
         let path = format!("/{group}/{}/{}?limit=1", K::VERSION, K::PLURAL);

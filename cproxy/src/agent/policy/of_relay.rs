@@ -1,4 +1,5 @@
-//! Objects that only relays serve, which send them in protobuf. A decoder of JSON would make the agent larger for nothing.
+//! Objects that only relays serve, which send them in protobuf. A decoder of JSON would make the agent larger for
+//! nothing.
 
 use cproxy_core::api::{Metadata, Object};
 use prost::{
