@@ -3,6 +3,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod binary;
 mod connect;
 mod deny;
 mod endpoint;
@@ -22,15 +23,3 @@ mod sendmsg;
 mod sock_addr;
 mod subprogram;
 mod tcp;
-
-#[cfg(not(test))]
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo) -> ! {
-    // The verifier rejects any program that could reach this.
-    loop {}
-}
-
-/// The kernel offers `bpf_set_retval` and the storage helpers only to programs under a GPL-compatible license.
-#[unsafe(link_section = "license")]
-#[unsafe(no_mangle)]
-static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -4,6 +4,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod binary;
 #[path = "policy_programs/decision.rs"]
 mod decision;
 #[path = "policy_programs/denials.rs"]
@@ -25,15 +26,3 @@ mod sock_addr;
 #[path = "policy_programs/sock_create.rs"]
 mod sock_create;
 mod subprogram;
-
-#[cfg(not(test))]
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo) -> ! {
-    // The verifier rejects any program that could reach this.
-    loop {}
-}
-
-/// The kernel offers some helpers only to programs under a GPL-compatible license.
-#[unsafe(link_section = "license")]
-#[unsafe(no_mangle)]
-static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

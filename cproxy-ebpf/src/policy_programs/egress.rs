@@ -103,18 +103,17 @@ fn is_allowed(
     if decision.allows() || reply.is_some_and(replies::may_reply) {
         return true;
     }
-    // What follows is paid for by denied calls alone.
+    // The rest costs denied calls alone.
     peer::is_agents_socket(ctx)
         || !is_policed(ctx.as_ptr())
-        || is_refused_already(ctx)
+        || is_refused_already()
         || !denials::record(state, &question, decision)
 }
 
 /// True if a program before has refused the call: it fails anyway.
 #[inline(always)]
-fn is_refused_already(ctx: &SockAddrContext) -> bool {
+fn is_refused_already() -> bool {
     // SAFETY: a static; volatile, because the agent changes it in the object file. The helper takes no argument.
-    let _ = ctx;
     unsafe { addr_of!(ERRNO_HELPER).read_volatile() != 0 && bpf_get_retval() != 0 }
 }
 

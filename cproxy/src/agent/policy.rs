@@ -133,9 +133,8 @@ impl PolicyTask {
         let closings = mpsc::channel(1);
         let mut task = Self { maps, table, replica, pod, own, hooks, state, closings };
         if task.maps.has_policy()? {
-            // The programs that translate may have been attached again.
+            // The child that installs has attached them behind the programs that translate, but for those detached.
             task.hooks.own.attach(task.maps.enforced()?)?;
-            task.hooks.own.attach_behind()?;
         } else {
             let closed = task.closed();
             task.enforce(&closed).await?;
@@ -250,9 +249,7 @@ impl PolicyTask {
     }
 
     async fn enforce(&mut self, compiled: &Compiled) -> Result<(), PolicyError> {
-        let operations = self.table.plan(compiled).map_err(|many| {
-            PolicyError::Io(PathBuf::from("policy"), io::Error::other(format!("{} addresses are too many", many.0)))
-        })?;
+        let operations = self.table.plan(compiled)?;
         for operation in &operations {
             let Operation::Enforce(directions) = *operation else {
                 self.maps.apply(operation)?;

@@ -32,4 +32,4 @@ pub use pod_policy::{PodPeers, PodPolicy, PodPorts, PodRule};
 pub use read::Read;
 pub use resolver::{Changes, Event, POD_ADDRESSES_MAX, POD_PARTS_MAX, POD_SETS_MAX, PodIdentity, Resolver};
 pub use selector::{LabelSelector, LabelSelectorError};
-pub use table::{INTERVALS_MAX, Operation, PEERS_MAX, PolicyTable, Run, Runs, TooManyPeers};
+pub use table::{INTERVALS_MAX, Operation, PEERS_MAX, PolicyTable, PolicyTooLarge, Run, Runs};

@@ -30,9 +30,16 @@ use crate::{
 /// The least room for peers and intervals.
 const ROOM_MIN: u32 = 64;
 
-/// The policy has more single addresses than the kernel's map takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooManyPeers(pub usize);
+/// The policy does not fit into the kernel's maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyTooLarge {
+    /// It has more single addresses than the map takes.
+    #[error("its sets have {0} addresses, more than {PEERS_MAX}")]
+    Peers(usize),
+    /// Its peers have more intervals of ports than the map takes.
+    #[error("its peers have more than {INTERVALS_MAX} different ranges of ports together")]
+    Intervals,
+}
 
 /// Policy in the kernel's maps.
 #[derive(Debug, Default)]
@@ -63,17 +70,19 @@ impl PolicyTable {
     /// [`Self::forget`].
     ///
     /// # Errors
-    /// The policy does not fit. The table is as it was.
-    pub fn plan(&mut self, compiled: &Compiled) -> Result<Vec<Operation>, TooManyPeers> {
+    /// The policy does not fit. The maps stay as they are.
+    pub fn plan(&mut self, compiled: &Compiled) -> Result<Vec<Operation>, PolicyTooLarge> {
         if compiled.singles.len() > PEERS_MAX as usize {
-            return Err(TooManyPeers(compiled.singles.len()));
+            return Err(PolicyTooLarge::Peers(compiled.singles.len()));
         }
         if let Some(written) = &mut self.written
             && let Some(operations) = written.change(compiled)
         {
             return Ok(operations);
         }
-        let (written, operations) = Written::anew(compiled);
+        // Some of the intervals may have been planned, and are not written.
+        self.forget();
+        let (written, operations) = Written::anew(compiled).ok_or(PolicyTooLarge::Intervals)?;
         self.written = Some(written);
         Ok(operations)
     }
@@ -114,14 +123,10 @@ impl Written {
         Some(operations)
     }
 
-    /// New maps with all of a policy.
-    fn anew(compiled: &Compiled) -> (Self, Vec<Operation>) {
+    /// New maps with all of a policy; `None` if they cannot be as large.
+    fn anew(compiled: &Compiled) -> Option<(Self, Vec<Operation>)> {
         let mut intervals = Intervals::unbounded();
-        let wanted = Wanted::of(compiled, &mut intervals).unwrap_or_else(|| {
-            // More than the kernel's map takes: all is denied that is not always allowed.
-            intervals = Intervals::unbounded();
-            Wanted { enforced: enforced(compiled), peers: Vec::new(), ranges: Vec::new() }
-        });
+        let wanted = Wanted::of(compiled, &mut intervals)?;
         let intervals_room = room(intervals.len(), INTERVALS_MAX);
         let peers_room = room(wanted.peers.len() as u32, PEERS_MAX);
         intervals.bound(intervals_room);
@@ -131,7 +136,7 @@ impl Written {
         operations.extend(wanted.peers.iter().map(|&(address, runs)| Operation::SetPeer(address, runs)));
         operations.push(Operation::Enforce(wanted.enforced));
         let Wanted { enforced, peers, ranges } = wanted;
-        (Self { enforced, peers, ranges, peers_room, intervals }, operations)
+        Some((Self { enforced, peers, ranges, peers_room, intervals }, operations))
     }
 }
 

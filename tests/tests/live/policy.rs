@@ -143,11 +143,11 @@ fn calls_that_no_rule_allows_are_refused_at_once_in_both_directions() {
         let _servers = [TCP, CLOSED].map(|port| echo::tcp(&pods.sandbox, (web, port), "web"));
         let _client = echo::tcp_in(&pods.client, (client, TCP), "client");
         let _other = echo::tcp_in(&pods.other, (other, TCP), "other");
-        // What comes in.
+        // Ingress.
         assert_eq!(pods.client.run(|| connects(web, TCP)).unwrap(), "web");
         assert_eq!(pods.client.run(|| kind(connects(web, CLOSED))), REFUSED);
         assert_eq!(pods.other.run(|| kind(connects(web, TCP))), REFUSED);
-        // What the pod calls.
+        // Egress.
         assert_eq!(connects(client, TCP).unwrap(), "client");
         assert_eq!(kind(connects(other, TCP)), DENIED);
         // Itself.

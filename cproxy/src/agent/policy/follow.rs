@@ -99,14 +99,14 @@ pub(in crate::agent) async fn follow_relay(client: &ApiClient, sender: RelaySend
 pub(in crate::agent) fn send_files(files: &Files, sender: &watch::Sender<Option<Vec<Update>>>, pod: &ObjectName) {
     let objects = files.policy_objects();
     let unread: Vec<_> = objects.unread_of(&pod.namespace).collect();
-    let resolver: Resolver = objects.events().collect();
-    let mut updates = vec![Update::Policies(Change::ListStarted), Update::Slices(Change::ListStarted)];
     if !unread.is_empty() || files.has_unread_file() {
-        // What cannot be read might isolate the pod.
+        // It might isolate the pod.
         let what = if unread.is_empty() { "a file".to_owned() } else { unread.join(", ") };
         sender.send_replace(Some(vec![Update::Failed(format!("the manifests cannot be used as a whole: {what}"))]));
         return;
     }
+    let resolver: Resolver = objects.events().collect();
+    let mut updates = vec![Update::Policies(Change::ListStarted), Update::Slices(Change::ListStarted)];
     if let Some(policy) = resolver.pod_policy(pod) {
         let slices = policy.sets.iter().flat_map(|set| set.slice_names()).filter_map(|name| resolver.slice(name));
         updates.extend(slices.map(|slice| Update::Slices(Change::Listed(slice.name, slice))));

@@ -450,7 +450,16 @@ mod tests {
             arguments(&["canary", "--pin-dir=/others", "TCP,a,b"]).unwrap(),
             "canary --pin-dir /pins -- --pin-dir=/others TCP,a,b"
         );
-        for refused in [&[][..], &["exec", "sh"], &["install", "/sys/fs/cgroup", "on", "--pin-dir=/others"]] {
+        assert_eq!(
+            arguments(&["policy", "attach", "/sys/fs/cgroup", "both"]).unwrap(),
+            "policy --pin-dir /pins --action attach --cgroup /sys/fs/cgroup --directions both"
+        );
+        for refused in [
+            &[][..],
+            &["exec", "sh"],
+            &["policy", "attach", "/sys/fs/cgroup"],
+            &["install", "/sys/fs/cgroup", "on", "--pin-dir=/others"],
+        ] {
             assert_eq!(arguments(refused), None, "{refused:?}");
         }
     }

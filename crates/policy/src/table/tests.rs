@@ -167,6 +167,26 @@ fn maps_grow_by_new_ones() {
     table.plan(&open_to(10)).unwrap();
     let more = table.plan(&open_to(65)).unwrap();
     assert!(matches!(more[0], Operation::NewMaps { peers: 256, .. }), "{:?}", more[0]);
-    assert_eq!(table.plan(&open_to(PEERS_MAX + 1)), Err(TooManyPeers(PEERS_MAX as usize + 1)));
+    assert_eq!(table.plan(&open_to(PEERS_MAX + 1)), Err(PolicyTooLarge::Peers(PEERS_MAX as usize + 1)));
     assert_eq!(table.plan(&open_to(65)).unwrap(), []);
+}
+
+/// A policy that does not fit leaves nothing behind that is taken as written.
+#[test]
+fn after_a_policy_that_does_not_fit_the_next_one_is_written_as_a_whole() {
+    let mut table = PolicyTable::default();
+    table.plan(&open_to(10)).unwrap();
+    let mut large = open_to(10);
+    let interval = |first: u16, rule: u32| Interval {
+        protocol: Protocol::Tcp,
+        first,
+        last: first,
+        decision: crate::Decision { verdict: Verdict::Allow, reason: crate::Reason::Rule(rule) },
+    };
+    // Runs of 4,000 intervals, each another one, for as many classes as fill the map.
+    let runs = INTERVALS_MAX / 4_000 + 1;
+    large.runs = (0..runs).map(|run| (0..4_000).map(|port| interval(port, run)).collect()).collect();
+    large.classes = (0..runs).map(|run| crate::Class { ingress: run, egress: run }).collect();
+    assert_eq!(table.plan(&large), Err(PolicyTooLarge::Intervals));
+    assert!(matches!(table.plan(&open_to(10)).unwrap()[0], Operation::NewMaps { .. }));
 }

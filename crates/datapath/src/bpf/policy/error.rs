@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use cproxy_policy::PolicyTooLarge;
+
 use crate::bpf::{error::TableError, load::LoadError};
 
 /// Failure to install, attach or write a policy.
@@ -13,6 +15,9 @@ pub enum PolicyError {
     /// The programs could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The policy does not fit.
+    #[error("the policy does not fit into the kernel's maps: {0}")]
+    TooLarge(#[from] PolicyTooLarge),
     /// A map could not be used.
     #[error(transparent)]
     Map(#[from] TableError),

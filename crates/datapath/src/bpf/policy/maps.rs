@@ -149,10 +149,12 @@ impl PolicyMaps {
     /// Makes the maps of the generation that is not in force.
     fn make_maps(&mut self, peers: u32, intervals: u32) -> Result<(), PolicyError> {
         let number = self.word()?.generation() ^ 1;
+        let shape =
+            |map_type, key_bytes, entries, flags| MapShape { map_type, key_bytes, value_bytes: 8, entries, flags };
         let [peers, ranges, intervals] = [
-            self.make(0, number, PEERS, MapType::Hash, 16, peers, BPF_F_NO_PREALLOC)?,
-            self.make(1, number, RANGES, MapType::LpmTrie, 20, POLICY_RANGES_MAX, BPF_F_NO_PREALLOC)?,
-            self.make(2, number, INTERVALS, MapType::Array, 4, intervals, BPF_F_INNER_MAP)?,
+            self.make(0, number, PEERS, shape(MapType::Hash, 16, peers, BPF_F_NO_PREALLOC))?,
+            self.make(1, number, RANGES, shape(MapType::LpmTrie, 20, POLICY_RANGES_MAX, BPF_F_NO_PREALLOC))?,
+            self.make(2, number, INTERVALS, shape(MapType::Array, 4, intervals, BPF_F_INNER_MAP))?,
         ];
         let failed = |error| TableError::Write("the maps of a policy".to_owned(), error);
         self.last = Some(Generation {
@@ -164,19 +166,10 @@ impl PolicyMaps {
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "each is a number of the map's shape")]
-    fn make(
-        &self,
-        outer: usize,
-        number: u32,
-        name: &'static str,
-        map_type: MapType,
-        key_bytes: u32,
-        entries: u32,
-        flags: u32,
-    ) -> Result<MapData, PolicyError> {
-        let shape = MapShape { map_type, key_bytes, value_bytes: 8, entries, flags };
-        let fd = map_create(shape, name).map_err(|error| TableError::NoMemory { map: name, entries, error })?;
+    /// Makes a map of a generation, and puts it into an array of maps.
+    fn make(&self, outer: usize, number: u32, name: &'static str, shape: MapShape) -> Result<MapData, PolicyError> {
+        let no_memory = |error| TableError::NoMemory { map: name, entries: shape.entries, error };
+        let fd = map_create(shape, name).map_err(no_memory)?;
         if let Some((path, map)) = self.outer.get(outer) {
             set_inner_map(map.fd().as_fd(), number, fd.as_fd())
                 .map_err(|error| PolicyError::Io(path.clone(), error))?;
