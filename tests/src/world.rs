@@ -285,6 +285,17 @@ pub fn counter(sandbox: &Sandbox, name: &str) -> u64 {
     counters.get(name).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {name} in {counters}"))
 }
 
+/// Waits until a counter of `cproxy get counters` has a value: what is counted after a pass, a test can see before.
+///
+/// # Panics
+/// When it has another value in the end.
+pub fn wait_for_counter(sandbox: &Sandbox, name: &str, expected: u64) {
+    eventually(SYNC, name, || {
+        let now = counter(sandbox, name);
+        if now == expected { Ok(()) } else { Err(format!("{now}, not {expected}")) }
+    });
+}
+
 /// Connects to `web` without a pause while `work` runs, by every kind of socket and form of address.
 ///
 /// # Panics

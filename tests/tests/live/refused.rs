@@ -16,8 +16,8 @@ use cproxy_tests::{
     process::eventually,
     sandbox::Sandbox,
     world::{
-        Form, Host, OWN_ADDRESSES, PORT, SYNC, TCP, UDP, WEB, World, cluster_ip, counter, has_pods, rows, slices_with,
-        web, web_with,
+        Form, Host, OWN_ADDRESSES, PORT, SYNC, TCP, UDP, WEB, World, cluster_ip, has_pods, rows, slices_with,
+        wait_for_counter, web, web_with,
     },
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -191,7 +191,8 @@ fn a_refused_socket_is_closed_once_the_service_has_a_backend() {
     world.set(without, |rows| !rows.iter().any(|row| row["service"] == "default/tcp-only"));
     assert_closed(&other);
     assert_eq!(to_nobody.peer_addr().unwrap(), "127.0.0.1:1".parse().unwrap(), "it is no socket of ours");
-    assert_eq!(counter(&world.sandbox, "sockets_closed"), 3 * Form::ALL.len() as u64);
+    // They are counted after the last of them is closed.
+    wait_for_counter(&world.sandbox, "sockets_closed", 3 * Form::ALL.len() as u64);
     assert_eq!(states(&world.sandbox), vec!["serving"; Form::ALL.len()]);
 }
 

@@ -32,7 +32,10 @@ use cproxy_tests::{
     sandbox::{Netns, Sandbox},
     seccomp::{forbid_netlink, pause_before_sends},
     usage,
-    world::{Form, PORT, SYNC, TCP, UDP, WEB, World, counter, has_pods, pod, pod_name, rows, slices, start_agent, web},
+    world::{
+        Form, PORT, SYNC, TCP, UDP, WEB, World, counter, has_pods, pod, pod_name, rows, slices, start_agent,
+        wait_for_counter, web,
+    },
 };
 use rustix::{
     io::Errno,
@@ -815,13 +818,6 @@ fn set_backends(sandbox: &Sandbox, tcp: &[u8], udp: &[u8]) {
         let rows = rows(sandbox, "services");
         let follows = |protocol: &str, pods| rows.iter().any(|row| row["protocol"] == protocol && has_pods(row, pods));
         if follows("TCP", tcp) && follows("UDP", udp) { Ok(()) } else { Err(format!("{rows:?}")) }
-    });
-}
-
-fn wait_for_counter(sandbox: &Sandbox, name: &str, expected: u64) {
-    eventually(SYNC, name, || {
-        let now = counter(sandbox, name);
-        if now == expected { Ok(()) } else { Err(format!("{now}, not {expected}")) }
     });
 }
 
