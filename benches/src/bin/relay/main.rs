@@ -221,9 +221,10 @@ impl Results {
 
     fn measure_policies(&mut self, place: &Place<'_>, arguments: &Arguments) -> Result<()> {
         let clients = arguments.clients.last().copied().unwrap_or(1);
-        let (footprint, at_rate) = policies::measure(place, clients, arguments.seconds)?;
+        let (footprint, at_rate, rollout) = policies::measure(place, clients, arguments.seconds)?;
         self.footprints.push(footprint);
         self.rates.push(at_rate);
+        self.storms.push(rollout);
         Ok(())
     }
 

@@ -3,11 +3,15 @@
 use std::{future::ready, time::Duration};
 
 use anyhow::{Context as _, Result};
-use cproxy_tests::{manifest, usage::Memory};
+use cproxy_tests::{
+    manifest,
+    relay_server::RunningRelay,
+    usage::{Memory, cpu_time},
+};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Client,
-    api::{Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
     core::Request,
 };
 use serde_json::{Value, json};
@@ -24,6 +28,7 @@ use crate::{
     place::{Moment, Place, load_average, memory_at_rest, socket_buffers_bytes},
     rates::AtRate,
     report::Footprint,
+    storms::Storm,
 };
 
 /// Addresses of the set.
@@ -34,6 +39,8 @@ const MOVERS: usize = 50;
 const RATE_PER_S: u32 = 5;
 /// Requests under way while pods are created.
 const CONCURRENCY: usize = 32;
+/// Pods of a Deployment that is replaced.
+const REPLACED: usize = 1_000;
 /// Namespace of the pods.
 const NAMESPACE: &str = "policies";
 /// Pod whose policy all clients get.
@@ -43,7 +50,7 @@ const OWN_POD: &str = "web-0";
 const VIEWS: &str = "views: [{name: all, match: {usernames: ['*']}, namespaces: all, policy: {pod: policies/web-0}}]";
 
 /// Measures clients of policies.
-pub(crate) fn measure(place: &Place<'_>, clients: u32, seconds: u32) -> Result<(Footprint, AtRate)> {
+pub(crate) fn measure(place: &Place<'_>, clients: u32, seconds: u32) -> Result<(Footprint, AtRate, Storm)> {
     let mut pods = Pods::new(place)?;
     eprintln!("creating {MEMBERS} pods");
     pods.create()?;
@@ -87,10 +94,47 @@ pub(crate) fn measure(place: &Place<'_>, clients: u32, seconds: u32) -> Result<(
         load_average: load_average(),
     };
     eprintln!("{}", at_rate.text());
+    let rollout = measure_rollout(place, &mut pods, &relay, &mut generator)?;
+    eprintln!("{}", rollout.text());
     let metrics = relay.metrics();
     let metrics: Vec<_> = metrics.lines().filter(|line| line.starts_with("cproxy_relay_policy")).collect();
     eprintln!("{}", metrics.join("\n"));
-    Ok((footprint, at_rate))
+    Ok((footprint, at_rate, rollout))
+}
+
+/// Replaces pods as fast as the API server takes it, which is faster than a Deployment does.
+fn measure_rollout(
+    place: &Place<'_>,
+    pods: &mut Pods,
+    relay: &RunningRelay,
+    generator: &mut Generator,
+) -> Result<Storm> {
+    let (counts, cpu, begin) = (generator.counts()?, cpu_time(relay.pid()), Instant::now());
+    let server_cpu = cpu_time(place.api_server()?);
+    pods.replace()?;
+    let replaced = begin.elapsed();
+    // Clients have the whole rollout when they have a change that came after it.
+    let after = pods.change(1)?;
+    generator.settle([0, after.iter().map(|change| change.version).max().unwrap_or_default()])?;
+    let (time, new) = (begin.elapsed(), generator.counts()?);
+    let relay_cpu = cpu_time(relay.pid()).saturating_sub(cpu);
+    let server_cpu = cpu_time(place.api_server()?).saturating_sub(server_cpu);
+    eprintln!(
+        "{REPLACED} pods replaced in {:.1} s: {} events, {:.1} for each client; CPU of the API server {:.1} s",
+        replaced.as_secs_f64(),
+        new.events - counts.events,
+        (new.events - counts.events) as f64 / f64::from(generator.clients),
+        server_cpu.as_secs_f64()
+    );
+    Ok(Storm {
+        name: format!("rollout of {REPLACED} pods of the set"),
+        clients: generator.clients,
+        time,
+        relay_cpu,
+        peak_bytes: Memory::of(relay.pid()).peak,
+        lists: new.lists - counts.lists,
+        bystander: None,
+    })
 }
 
 /// Pods at the API server.
@@ -127,6 +171,23 @@ impl Pods {
             let create = |(number, (name, app))| create_pod(client.clone(), number, name, app);
             let pods = stream::iter(names.enumerate()).map(create).buffer_unordered(CONCURRENCY);
             pods.try_for_each(|()| ready(Ok(()))).await
+        })
+    }
+
+    /// Replaces members by others, each new one before an old one goes.
+    fn replace(&self) -> Result<()> {
+        let client = &self.client;
+        let replace = |index: usize| async move {
+            let number = MEMBERS + MOVERS + 1 + index;
+            create_pod(client.clone(), number, format!("new-{index}"), "member").await?;
+            let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+            let request =
+                Request::new(path).delete(&format!("member-{index}"), &DeleteParams::default().grace_period(0))?;
+            client.request::<Value>(request).await.context("deleting a pod").map(drop)
+        };
+        self.runtime.block_on(async {
+            let replaced = stream::iter(0..REPLACED).map(replace).buffer_unordered(CONCURRENCY);
+            replaced.try_for_each(|()| ready(Ok(()))).await
         })
     }
 
