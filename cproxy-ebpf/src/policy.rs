@@ -237,6 +237,12 @@ impl IntervalWord {
         self.0 >> PROTOCOL_SHIFT == protocol as u64 && port <= (self.0 >> LAST_SHIFT) as u16
     }
 
+    /// Whether the interval has the port of the protocol.
+    #[must_use]
+    pub const fn contains(self, protocol: u8, port: u16) -> bool {
+        self.has(protocol, port) && (self.0 >> FIRST_SHIFT) as u16 <= port
+    }
+
     /// Whether it allows.
     #[inline(always)]
     #[must_use]

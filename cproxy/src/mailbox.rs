@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     config::LoopSettings,
-    report::{AgentReport, HealthReport, ProblemRow, SourceReport},
+    report::{AgentReport, HealthReport, PodPolicyReport, ProblemRow, SourceReport},
     state::{CanaryState, RestoreSign, ServiceCalls, Status},
     target::Target,
 };
@@ -42,6 +42,8 @@ pub enum Query {
     Explain(Target, oneshot::Sender<AgentReport>),
     /// Present problems of objects and files.
     Problems(oneshot::Sender<Vec<ProblemRow>>),
+    /// Policy of the pod; `None` if the agent enforces none.
+    Policy(oneshot::Sender<Option<PodPolicyReport>>),
     /// Health of the programs, after a look at them.
     Health(oneshot::Sender<HealthReport>),
     /// Health of the programs at the last look at them.

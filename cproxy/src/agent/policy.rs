@@ -3,14 +3,20 @@
 //! Until the policy and all of its sets have come, all is denied but traffic within the VM; the last policy stays when
 //! the source, the agent or a part of a newer policy is gone.
 
+mod contact;
 mod follow;
 mod of_relay;
 mod replica;
 
 use std::{
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
 };
 
 use cproxy_core::{Address, ObjectName};
@@ -18,18 +24,22 @@ use cproxy_datapath::bpf::{
     self, CgroupError, PinDir, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicyReader, PolicySettings,
     excluded_cgroup, netns_cookie,
 };
-use cproxy_policy::{Compiled, Directions, Operation, PodPolicy, PolicyTable, compile};
+use cproxy_policy::{Compiled, Directions, Operation, PodPolicy, PolicyTable, SetName, compile};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::spawn_blocking,
 };
 
 pub(super) use self::follow::{Feed, FeedSender, follow_relay, send_files};
-use self::replica::Replica;
+use self::{contact::SourceContact, replica::Replica};
 use crate::{
     config::{Config, PolicyMode},
     privileges::{Broker, run_child},
+    report::{Enforced, PodPolicyReport},
 };
+
+/// Questions for a report that wait, at most.
+const REPORTS_WAITING_MAX: usize = 4;
 
 /// Network namespace of the agent, which is the pod's.
 const OWN_NETNS: &str = "/proc/self/ns/net";
@@ -65,7 +75,29 @@ pub(super) struct PolicyTask {
     hooks: Hooks,
     state: watch::Sender<PolicyState>,
     closings: (mpsc::Sender<Closing>, mpsc::Receiver<Closing>),
+    reports: (mpsc::Sender<ReportSender>, mpsc::Receiver<ReportSender>),
+    enforced: Option<EnforcedPolicy>,
+    is_audited: bool,
+    gauges: Arc<PolicyGauges>,
 }
+
+/// Policy that this agent has put in force, for reports.
+struct EnforcedPolicy {
+    policy: PodPolicy,
+    set_sizes: BTreeMap<SetName, u64>,
+    since: Instant,
+}
+
+/// Numbers of the policy in force.
+#[derive(Debug, Default)]
+pub(super) struct PolicyGauges {
+    rules: AtomicU64,
+    addresses: AtomicU64,
+    changes: AtomicU64,
+}
+
+/// Channel for a report.
+pub(super) type ReportSender = oneshot::Sender<Option<PodPolicyReport>>;
 
 /// Order to close the pod until its policy has come anew, with the channel for the outcome, if that is wanted.
 pub(super) type Closing = Option<oneshot::Sender<Result<(), String>>>;
@@ -74,9 +106,31 @@ pub(super) type Closing = Option<oneshot::Sender<Result<(), String>>>;
 pub(super) struct PolicyHandle {
     pub(super) state: watch::Receiver<PolicyState>,
     closings: mpsc::Sender<Closing>,
+    reports: mpsc::Sender<ReportSender>,
+    gauges: Arc<PolicyGauges>,
+    contact: SourceContact,
 }
 
 impl PolicyHandle {
+    /// Has the task send a report. Without room for the question, its sender is dropped.
+    pub(super) fn report(&self, sender: ReportSender) {
+        self.reports.try_send(sender).ok();
+    }
+
+    /// Names and values, as `cproxy get counters` prints them.
+    pub(super) fn gauges(&self) -> Vec<(&'static str, u64)> {
+        let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+        let PolicyGauges { rules, addresses, changes } = &*self.gauges;
+        let mut gauges = vec![
+            ("policy_in_force", self.state.borrow().is_ok().into()),
+            ("policy_rules", read(rules)),
+            ("policy_addresses", read(addresses)),
+            ("policy_changes", read(changes)),
+        ];
+        gauges.extend(self.contact.silent_seconds().map(|seconds| ("policy_silent_seconds", seconds)));
+        gauges
+    }
+
     /// Closes the pod until its policy has come anew: a clone of a snapshot is another pod.
     pub(super) fn close(&self, outcome: Closing) {
         // If one waits already, this one would do nothing that it does not do.
@@ -130,8 +184,20 @@ impl PolicyTask {
         let (state, _) = watch::channel(Err("the source has not shown the pod's policy yet".to_owned()));
         let pod = config.policy.policy_pod.clone();
         let (table, replica) = Default::default();
-        let closings = mpsc::channel(1);
-        let mut task = Self { maps, table, replica, pod, own, hooks, state, closings };
+        let mut task = Self {
+            maps,
+            table,
+            replica,
+            pod,
+            own,
+            hooks,
+            state,
+            closings: mpsc::channel(1),
+            reports: mpsc::channel(REPORTS_WAITING_MAX),
+            enforced: None,
+            is_audited: config.policy.policy == PolicyMode::Audit,
+            gauges: Arc::default(),
+        };
         if task.maps.has_policy()? {
             // The child that installs has attached them behind the programs that translate, but for those detached.
             task.hooks.own.attach(task.maps.enforced()?)?;
@@ -143,8 +209,14 @@ impl PolicyTask {
     }
 
     /// Way to the task, and whether the policy is in force.
-    pub(super) fn handle(&self) -> PolicyHandle {
-        PolicyHandle { state: self.state.subscribe(), closings: self.closings.0.clone() }
+    pub(super) fn handle(&self, contact: SourceContact) -> PolicyHandle {
+        PolicyHandle {
+            state: self.state.subscribe(),
+            closings: self.closings.0.clone(),
+            reports: self.reports.0.clone(),
+            gauges: self.gauges.clone(),
+            contact,
+        }
     }
 
     /// Has a child attach the programs from now on.
@@ -169,8 +241,21 @@ impl PolicyTask {
                     }
                     outcome.map(|sender| sender.send(closed));
                 }
+                Some(sender) = self.reports.1.recv() => drop(sender.send(Some(self.report()))),
             }
         }
+    }
+
+    fn report(&self) -> PodPolicyReport {
+        let enforced = self.enforced.as_ref().map(|EnforcedPolicy { policy, set_sizes, since }| Enforced {
+            policy,
+            set_sizes,
+            since_seconds: since.elapsed().as_secs(),
+            addresses: self.gauges.addresses.load(Ordering::Relaxed),
+        });
+        let missing = self.state.borrow().as_ref().err().cloned();
+        let missing = missing.or_else(|| self.replica.complete(self.pod.as_ref()).err());
+        PodPolicyReport::new(enforced, self.is_audited, missing)
     }
 
     /// Closes the pod until its policy has come anew. Manifests say which pod this is, also after a restore.
@@ -179,6 +264,7 @@ impl PolicyTask {
             return Ok(());
         }
         self.replica.forget();
+        self.enforced = None;
         self.state
             .send_replace(Err("the source has not shown the pod's policy since the VM was restored".to_owned()))
             .ok();
@@ -192,11 +278,12 @@ impl PolicyTask {
 
     /// Puts the policy in force, if it is complete.
     async fn write(&mut self) {
-        let compiled = match self.replica.complete(self.pod.as_ref()) {
+        let (policy, set_sizes, compiled) = match self.replica.complete(self.pod.as_ref()) {
             Ok(complete) => {
                 let mut policy = complete.policy.clone();
                 policy.own_addresses = [&*policy.own_addresses, &self.own].concat().into();
-                compile(&policy, |set| complete.addresses(set))
+                let compiled = compile(&policy, |set| complete.addresses(set));
+                (policy, complete.set_sizes(), compiled)
             }
             Err(missing) => {
                 // A policy that was in force stays.
@@ -221,6 +308,10 @@ impl PolicyTask {
                         "the pod's policy is in force: isolated for ingress: {ingress}, egress: {egress}"
                     );
                 }
+                self.gauges.rules.store(policy.rules.len() as u64, Ordering::Relaxed);
+                self.gauges.addresses.store(compiled.singles.len() as u64, Ordering::Relaxed);
+                self.gauges.changes.fetch_add(1, Ordering::Relaxed);
+                self.enforced = Some(EnforcedPolicy { policy, set_sizes, since: Instant::now() });
                 drop(self.state.send_replace(Ok(())));
             }
             Err(error) => {
@@ -240,6 +331,7 @@ impl PolicyTask {
             uid: "".into(),
             node_name: "".into(),
             isolated: Directions { ingress: true, egress: true },
+            policies: Vec::new(),
             node_addresses: [].into(),
             own_addresses: self.own.clone().into(),
             rules: Vec::new(),
@@ -298,7 +390,7 @@ pub(super) fn detached(pins: &PinDir, cgroup: &Path) -> Option<String> {
     let own = PolicyPins::new(pins);
     let attached = || {
         let Some(reader) = PolicyReader::new(own.clone()) else { return Ok(true) };
-        PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?.are_attached(reader.state()?.0)
+        PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?.are_attached(reader.state()?.directions)
     };
     match attached() {
         Ok(true) => None,
@@ -318,7 +410,7 @@ pub(super) async fn repair(pins: &PinDir, cgroup: &Path, broker: Option<Arc<Brok
         broker,
         is_confined: true,
     };
-    hooks.attach(reader.state()?.0).await
+    hooks.attach(reader.state()?.directions).await
 }
 
 /// Directions as words of a child.

@@ -5,6 +5,7 @@ use cproxy_daemon::{Tasks, log_lines_left_out};
 use super::{
     last_changes::LastChanges,
     list_doubts::ListDoubts,
+    policy::PolicyHandle,
     problem_times::ProblemTimes,
     readiness::Readiness,
     service_report::{ExplainContext, ServerQuery},
@@ -24,6 +25,7 @@ pub(super) struct Queries<'a> {
     pub(super) doubts: &'a ListDoubts,
     pub(super) source: &'a SourceStatus,
     pub(super) readiness: &'a Readiness,
+    pub(super) policy: Option<&'a PolicyHandle>,
     pub(super) last_changes: &'a LastChanges,
     pub(super) problem_times: &'a ProblemTimes,
     pub(super) measures: Option<&'a Measures>,
@@ -66,6 +68,10 @@ impl Queries<'_> {
                 let Table { store, planner, .. } = self.table;
                 drop(sender.send(self.problem_times.rows(store, planner)));
             }
+            Query::Policy(sender) => match self.policy {
+                Some(policy) => policy.report(sender),
+                None => drop(sender.send(None)),
+            },
             Query::Health(sender) => self.health.request_check(sender),
             Query::LastHealth(sender) => drop(sender.send(self.health.last())),
             Query::Canary(sender) => drop(sender.send(self.table.canary_state())),
@@ -79,6 +85,7 @@ impl Queries<'_> {
         gauges.push(("tcp_places_freed", self.table.tcp_places().1));
         gauges.extend(self.places.gauges());
         gauges.extend(self.health.gauges());
+        gauges.extend(self.policy.into_iter().flat_map(PolicyHandle::gauges));
         gauges.push(("object_problems", store.problems().count() as u64 + planner.problems().len() as u64));
         let (used, capacity, limits) = (planner.used(), self.table.capacity(), self.table.limits());
         gauges.extend([

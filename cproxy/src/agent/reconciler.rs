@@ -256,6 +256,7 @@ impl Reconciler {
             doubts: &self.doubts,
             source: &self.source,
             readiness: &self.readiness,
+            policy: self.policy.as_ref(),
             last_changes: &self.last_changes,
             problem_times: &self.problem_times,
             measures: self.measures.as_deref(),

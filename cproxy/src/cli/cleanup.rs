@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use cproxy_datapath::bpf::{Environment, PinDir, PolicyPins, PolicyReader};
+use cproxy_datapath::bpf::{Environment, PinDir, PolicyInForce, PolicyPins, PolicyReader};
 use cproxy_policy::Directions;
 
 use super::{
@@ -28,7 +28,7 @@ pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
     if !options.policy_too
         && let Some(reader) = PolicyReader::new(policy)
     {
-        let (Directions { ingress, egress }, is_audited) = reader.state()?;
+        let PolicyInForce { directions: Directions { ingress, egress }, is_audited, .. } = reader.state()?;
         anyhow::ensure!(
             is_audited || !(ingress || egress),
             "a network policy isolates this pod: with --policy-too, it is removed as well, and nothing is denied then"

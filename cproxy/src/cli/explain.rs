@@ -1,6 +1,6 @@
 //! `cproxy explain`: what a call would get now, and why.
 
-use std::{io, process::ExitCode};
+use std::{io, net::IpAddr, path::Path, process::ExitCode};
 
 use clap::{Args, error::ErrorKind};
 use cproxy_datapath::bpf::{PinDir, PinError};
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     config::Switch,
-    diagnose::explain::{gather, json, text},
+    diagnose::explain::{gather, ingress, json, text},
     target::{Target, TargetError},
 };
 
@@ -29,6 +29,10 @@ pub(super) struct ExplainOptions {
     /// Process that would call; default: any that cproxy serves
     #[arg(long, value_name = "PID", value_parser = parse_pid)]
     pid: Option<u32>,
+    /// Peer that calls this pod: says whether the pod's network policy allows that. DESTINATION is an own address and
+    /// PORT, such as 10.244.1.2:8080
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["pid", "probe"])]
+    from: Option<IpAddr>,
     /// Also call the backends, without translation: connect by TCP, send an empty datagram by UDP
     #[arg(long)]
     probe: bool,
@@ -42,7 +46,7 @@ pub(super) struct ExplainOptions {
 
 /// Exit codes: 0 if all calls get where they should, 1 if not, 4 if that cannot be said.
 pub(super) fn run(options: ExplainOptions) -> anyhow::Result<ExitCode> {
-    let ExplainOptions { destination, port, pid, probe, output, switch, places: Places { pin, run } } = options;
+    let ExplainOptions { destination, port, pid, from, probe, output, switch, places: Places { pin, run } } = options;
     let target = match port {
         Some(port) => Target::with_port(&destination, &port),
         None => destination.parse(),
@@ -58,6 +62,9 @@ pub(super) fn run(options: ExplainOptions) -> anyhow::Result<ExitCode> {
             "{path}: {error}; run this as root, with --pid for the calls of another user's process"
         ));
         return Ok(ExitCode::from(NOT_ANSWERED));
+    }
+    if let Some(from) = from {
+        return run_ingress(from, &target, output.output, &pins, &run.run_dir);
     }
     let mut facts = gather(target, pid, probe, &pins, &run.run_dir);
     if let (Err(kernel), Some(reason)) = (&mut facts.kernel, switch.disabled()) {
@@ -77,6 +84,35 @@ pub(super) fn run(options: ExplainOptions) -> anyhow::Result<ExitCode> {
         Some(false) => ExitCode::FAILURE,
         None => ExitCode::from(NOT_ANSWERED),
     })
+}
+
+/// Explains a call of a peer to this pod. Exit codes: 0 allowed, 1 denied, 4 if that cannot be said.
+fn run_ingress(
+    from: IpAddr,
+    target: &Target,
+    output: Format,
+    pins: &PinDir,
+    run_dir: &Path,
+) -> anyhow::Result<ExitCode> {
+    let not_answered = |error: &dyn std::fmt::Display| {
+        print_error(error);
+        Ok(ExitCode::from(NOT_ANSWERED))
+    };
+    let Target::Frontend(to) = target else {
+        return not_answered(&format_args!(
+            "--from needs an own address and port, such as 10.244.1.2:8080, not {target}"
+        ));
+    };
+    let answer = match ingress(from, *to, pins, run_dir) {
+        Some(Ok(answer)) => answer,
+        Some(Err(error)) => return not_answered(&error),
+        None => return not_answered(&"no network policy is enforced here: `cproxy run --policy` does that"),
+    };
+    match output {
+        Format::Table => print(&answer.line())?,
+        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&answer)?))?,
+    }
+    Ok(if answer.is_allowed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn invalid_destination(destination: &str, error: &TargetError) -> clap::Error {

@@ -14,6 +14,7 @@ use cproxy_datapath::{
     bpf::{KernelReader, PinDir, PolicyPins, PolicyReader, ServiceCounters, read_counters},
     sockets,
 };
+use cproxy_policy::Directions;
 use serde::Serialize;
 
 use super::{
@@ -22,10 +23,12 @@ use super::{
 };
 use crate::{
     report::{
-        BackendRow, CountedRow, DenialRow, FrontendRow, Layout, Names, ProblemRow, ServiceFilter, SocketRow, TableRow,
-        backend_rows, counters_json, counters_text, table_text,
+        BackendRow, CountedRow, DenialRow, FrontendRow, Layout, Names, PodPolicyRow, ProblemRow, ServiceFilter,
+        SocketRow, TableRow, backend_rows, counters_json, counters_text, printable_lines, table_text,
     },
-    run_dir::{RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_problems, fetch_services},
+    run_dir::{
+        RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_policy, fetch_problems, fetch_services,
+    },
     status_http,
 };
 
@@ -71,6 +74,9 @@ pub(super) enum View {
     /// Objects and files with a mistake, as a running agent has them
     #[value(alias = "problem")]
     Problems,
+    /// Rules of the pod's network policy, as a running agent enforces them
+    #[value(aliases = ["policies", "netpol"])]
+    Policy,
     /// Peers that the pod's network policy has denied, the latest first
     #[value(alias = "denial")]
     Denials,
@@ -112,6 +118,7 @@ pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
         View::Counters => print_counters(options, &pins),
         View::Config => print_config(options),
         View::Problems => print_problems(options),
+        View::Policy => print_policy(options, &pins),
         View::Denials => print_denials(options, &pins),
     }
 }
@@ -123,10 +130,11 @@ fn check_usage(options: &GetOptions) -> Result<(), UsageError> {
     match options.output {
         _ if options.watch && !is_watchable => conflict("--watch shows changes of services and backends only"),
         GetFormat::Yaml | GetFormat::Name if options.watch => conflict("--watch prints table, wide or json"),
-        _ if matches!(options.state, View::Counters | View::Config | View::Problems | View::Denials)
-            && filter(options).is_set() =>
-        {
-            conflict("counters, settings, problems and denials are of no Service: --namespace and --service do not fit")
+        _ if !matches!(options.state, View::Services | View::Backends | View::Sockets) && filter(options).is_set() => {
+            conflict(
+                "counters, settings, problems, policy and denials are of no Service: --namespace and --service do not \
+                 fit",
+            )
         }
         _ => Ok(()),
     }
@@ -240,11 +248,42 @@ fn print_problems(options: &GetOptions) -> anyhow::Result<()> {
     print_rows(options, rows, ProblemRow::name)
 }
 
-fn print_denials(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
-    let Some(policy) = PolicyReader::new(PolicyPins::new(pins)) else {
-        bail!("no network policy is enforced here: `cproxy run --policy` does that");
+const NO_POLICY: &str = "no network policy is enforced here: `cproxy run --policy` does that";
+
+fn print_policy(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
+    let Some(policy) = PolicyReader::new(PolicyPins::new(pins)) else { bail!(NO_POLICY) };
+    let run_dir = &options.places.run.run_dir;
+    let report = match fetch_policy(run_dir) {
+        Ok(report) => report,
+        Err(error) => {
+            let Directions { ingress, egress } = policy.state()?.directions;
+            let silence = explain_silence(run_dir, &error);
+            bail!(
+                "a policy is in force in the kernel (ingress: {ingress}, egress: {egress}), whose rules only a running \
+                 agent knows: {silence}"
+            );
+        }
     };
-    print_rows(options, policy.denials()?.iter().map(DenialRow::new), DenialRow::name)
+    let Some(report) = report else {
+        bail!("the running agent enforces no policy (--policy off), but one is in force: `cproxy cleanup --policy-too`")
+    };
+    match options.output {
+        GetFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&report)?)),
+        GetFormat::Yaml => print(&serde_saphyr::to_string(&report)?),
+        GetFormat::Name => print_rows(options, report.rules, PodPolicyRow::name),
+        GetFormat::Table | GetFormat::Wide => {
+            print(&format!("{}\n", printable_lines(&report.heading())))?;
+            print_rows(options, report.rules, PodPolicyRow::name)
+        }
+    }
+}
+
+fn print_denials(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
+    let Some(policy) = PolicyReader::new(PolicyPins::new(pins)) else { bail!(NO_POLICY) };
+    // Without an agent the rules have no names.
+    let report = fetch_policy(&options.places.run.run_dir).ok().flatten();
+    let rows = policy.denials()?;
+    print_rows(options, rows.iter().map(|peer| DenialRow::new(peer, report.as_ref())), DenialRow::name)
 }
 
 /// Says, as kubectl does, that a filter has left nothing.

@@ -3,6 +3,7 @@
 mod facts;
 mod findings;
 mod gather;
+mod ingress;
 mod output;
 mod probe;
 mod verdict;
@@ -10,6 +11,7 @@ mod verdict;
 pub use facts::{AgentFacts, DirectFact, Facts, KernelFacts, ProcessFacts, ProgramFacts, SocketFacts};
 pub use findings::{Finding, State, findings};
 pub use gather::gather;
+pub use ingress::ingress;
 #[cfg(feature = "schema")]
 pub(crate) use output::Answer;
 pub use output::{json, text};

@@ -1,9 +1,11 @@
 //! Peers that the pod's policy has denied.
 
-use cproxy_datapath::bpf::DeniedPeer;
+use cproxy_core::printable;
+use cproxy_datapath::bpf::{DeniedPeer, PolicyDecision};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    PodPolicyReport,
     table::{Cell, Column, TableRow},
     time::time,
 };
@@ -22,6 +24,8 @@ pub struct DenialRow {
     pub protocol: String,
     /// `denied`, or `audited` if it was only recorded.
     pub verdict: String,
+    /// Why: the rule, or the policies of which none has one.
+    pub reason: String,
     /// Number of calls, datagrams or connections.
     pub count: u64,
     /// Seconds since the last one.
@@ -29,10 +33,12 @@ pub struct DenialRow {
 }
 
 impl DenialRow {
-    /// Row of a peer.
+    /// Row of a peer, with the names of the policy that an agent enforces now.
     #[must_use]
-    pub fn new(peer: &DeniedPeer) -> Self {
+    pub fn new(peer: &DeniedPeer, policy: Option<&PodPolicyReport>) -> Self {
+        let decision = PolicyDecision { is_allowed: false, rule: peer.rule };
         Self {
+            reason: PodPolicyReport::verdict(policy, peer.direction, peer.peer.into(), decision).reason,
             direction: peer.direction.to_string(),
             peer: peer.peer.to_string(),
             port: peer.port,
@@ -58,6 +64,7 @@ impl TableRow for DenialRow {
         Column::fixed("VERDICT"),
         Column::fixed("COUNT"),
         Column::fixed("LAST"),
+        Column::fixed("WHY"),
     ];
 
     type Key = (String, String, u16, String);
@@ -70,6 +77,9 @@ impl TableRow for DenialRow {
         let port = format!("{}/{}", self.port, self.protocol);
         let count = self.count.to_string();
         let last = time(self.last_seconds);
-        [&self.peer, &self.direction, &port, &self.verdict, &count, &last].map(|cell| Cell::or_dash(Some(cell))).into()
+        let cells = [&self.peer, &self.direction, &port, &self.verdict, &count, &last];
+        let mut cells: Vec<_> = cells.map(|cell| Cell::or_dash(Some(cell))).into();
+        cells.push(Cell::Prose(printable(&self.reason)));
+        cells
     }
 }

@@ -65,6 +65,18 @@ pub(crate) const DENIED: &str = "denied";
 /// Verdict of traffic that depends on the addresses.
 const MIXED: &str = "mixed";
 
+/// Maximum number of names in a text.
+const NAMED_MAX: usize = 5;
+
+/// The first of many names, and the number of the others.
+pub(crate) fn some_of(names: &[String]) -> String {
+    let shown = names.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(NAMED_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 /// Verdict that all of some parts have.
 pub(crate) fn common_verdict<'a>(verdicts: impl IntoIterator<Item = &'a str>) -> &'static str {
     let (mut allowed, mut denied) = (false, false);
@@ -124,6 +136,16 @@ impl PolicyAnswer {
         });
         let header = ["FROM", "TO", "SIDE", "POD", "VERDICT", "WHY"].map(str::to_owned);
         align_columns(&std::iter::once(header).chain(lines).collect::<Vec<_>>())
+    }
+
+    /// The verdict on one pair as a line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let Self { verdict, from, to, protocol, port, pairs, notes } = self;
+        let sides = pairs.iter().flat_map(|pair| [&pair.egress, &pair.ingress]).flatten();
+        let reasons = sides.map(|side| &side.reason).chain(notes);
+        let reasons = reasons.map(|reason| format!("; {}", or_dash(Some(reason)))).collect::<String>();
+        format!("{verdict}: {from} to {to}:{port}/{protocol}{reasons}\n")
     }
 
     fn lines(&self, pair: &PolicyPair) -> [[String; 4]; 2] {

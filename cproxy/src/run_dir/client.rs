@@ -20,12 +20,12 @@ use super::{
     lock,
     protocol::{
         REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL,
-        REQUEST_PROBLEMS, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+        REQUEST_POLICY, REQUEST_PROBLEMS, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
     },
 };
 use crate::{
     config::SettingRow,
-    report::{AgentReport, FrontendRow, HealthReport, ProblemRow, SourceReport},
+    report::{AgentReport, FrontendRow, HealthReport, PodPolicyReport, ProblemRow, SourceReport},
     target::Target,
 };
 
@@ -89,6 +89,15 @@ pub fn fetch_health(run_dir: &Path) -> io::Result<HealthReport> {
 /// As [`fetch_source`].
 pub fn fetch_problems(run_dir: &Path) -> io::Result<Vec<ProblemRow>> {
     let response = fetch(run_dir, REQUEST_PROBLEMS, RESPONSE_TIMEOUT)?;
+    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// The pod's policy, as a running agent enforces it; `None` if it enforces none.
+///
+/// # Errors
+/// As [`fetch_source`].
+pub fn fetch_policy(run_dir: &Path) -> io::Result<Option<PodPolicyReport>> {
+    let response = fetch(run_dir, REQUEST_POLICY, RESPONSE_TIMEOUT)?;
     serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 

@@ -27,6 +27,8 @@ pub(super) const REQUEST_SOURCE: &str = "source\n";
 pub(super) const REQUEST_EXPLAIN: &str = "explain ";
 /// Request for the present problems.
 pub(super) const REQUEST_PROBLEMS: &str = "problems\n";
+/// Request for the pod's policy.
+pub(super) const REQUEST_POLICY: &str = "policy\n";
 /// Request for a look at the programs.
 pub(super) const REQUEST_HEALTH: &str = "health\n";
 /// Request for the settings in force.

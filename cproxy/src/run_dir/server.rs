@@ -12,8 +12,8 @@ use tokio::{
 use tracing::Level;
 
 use super::protocol::{
-    REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL, REQUEST_PROBLEMS,
-    REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+    REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL, REQUEST_POLICY,
+    REQUEST_PROBLEMS, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
 };
 use crate::{
     controls::Controls,
@@ -102,6 +102,7 @@ pub async fn respond(mut stream: UnixStream, mailbox: Mailbox, controls: &Contro
         }
         REQUEST_SOURCE => serde_json::to_vec(&mailbox.ask(Query::Source).await?)?,
         REQUEST_PROBLEMS => serde_json::to_vec(&mailbox.ask(Query::Problems).await?)?,
+        REQUEST_POLICY => serde_json::to_vec(&mailbox.ask(Query::Policy).await?)?,
         // Calls that get no answer take the check longer than clients wait.
         REQUEST_HEALTH => match tokio::time::timeout(HEALTH_TIMEOUT, mailbox.ask(Query::Health)).await {
             Ok(Ok(report)) => serde_json::to_vec(&report)?,
@@ -111,7 +112,7 @@ pub async fn respond(mut stream: UnixStream, mailbox: Mailbox, controls: &Contro
             Ok(()) => b"ok\n".to_vec(),
             Err(error) => format!("error: {error}\n").into_bytes(),
         },
-        _ => b"error: the requests are: services, gauges, source, problems, health, explain TARGET, config, \
+        _ => b"error: the requests are: services, gauges, source, problems, policy, health, explain TARGET, config, \
                log, log-level LEVEL, reseed\n"
             .to_vec(),
     };

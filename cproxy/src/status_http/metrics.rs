@@ -10,7 +10,7 @@ use cproxy_daemon::{
 };
 use cproxy_datapath::{
     LAYOUT_VERSION,
-    bpf::{HookTime, PinDir, ServiceCounts, hook_times, read_counters},
+    bpf::{HookTime, PinDir, PolicyPins, PolicyReader, ServiceCounts, hook_times, read_counters},
 };
 
 use super::{health::Probes, process, services};
@@ -29,8 +29,11 @@ impl Kernel {
     /// Reads what can be read.
     pub(super) fn read(pins: &PinDir) -> Self {
         let counters = read_counters(pins).map_err(|error| tracing::debug!("metrics: {error}"));
+        let of_policy = PolicyReader::new(PolicyPins::new(pins)).map(|policy| policy.counters());
+        let of_policy = of_policy.transpose().map_err(|error| tracing::debug!("metrics: {error}"));
+        let counters = counters.into_iter().chain(of_policy.unwrap_or_default()).flatten().collect();
         let hooks = hook_times(pins).map_err(|error| tracing::debug!("metrics: {error}"));
-        Self { counters: counters.unwrap_or_default(), hooks: hooks.unwrap_or_default(), calls: Vec::new() }
+        Self { counters, hooks: hooks.unwrap_or_default(), calls: Vec::new() }
     }
 }
 
@@ -39,28 +42,40 @@ struct Row {
     /// Name there.
     counter: &'static str,
     metric: &'static str,
-    /// Value of the label `resource`, if there is one.
-    resource: Option<&'static str>,
+    /// Label and its value, if there is one.
+    label: Option<(&'static str, &'static str)>,
     kind: MetricKind,
     help: &'static str,
 }
 
 const fn row(counter: &'static str, metric: &'static str, kind: MetricKind, help: &'static str) -> Row {
-    Row { counter, metric, resource: None, kind, help }
+    Row { counter, metric, label: None, kind, help }
 }
 
 const fn entries(counter: &'static str, resource: &'static str) -> Row {
     let help = "Entries of the kernel's tables that are in use.";
-    Row { counter, metric: "cproxy_entries", resource: Some(resource), kind: Gauge, help }
+    Row { counter, metric: "cproxy_entries", label: Some(("resource", resource)), kind: Gauge, help }
 }
 
 const fn limit(counter: &'static str, resource: &'static str) -> Row {
     let help = "Entries that the kernel's tables can have.";
-    Row { counter, metric: "cproxy_entries_max", resource: Some(resource), kind: Gauge, help }
+    Row { counter, metric: "cproxy_entries_max", label: Some(("resource", resource)), kind: Gauge, help }
+}
+
+const fn denials(counter: &'static str, direction: &'static str) -> Row {
+    let help = "Calls, datagrams and connections that the pod's network policy has denied.";
+    let label = Some(("direction", direction));
+    Row { counter, metric: "cproxy_policy_denied_total", label, kind: Counter, help }
+}
+
+const fn audited(counter: &'static str, direction: &'static str) -> Row {
+    let help = "Calls, datagrams and connections that it would have denied (--policy audit).";
+    let label = Some(("direction", direction));
+    Row { counter, metric: "cproxy_policy_audited_total", label, kind: Counter, help }
 }
 
 /// All of them. Rows of one metric follow each other.
-const ROWS: [Row; 36] = [
+const ROWS: [Row; 46] = [
     row(
         "forwarded",
         "cproxy_connections_total",
@@ -126,6 +141,31 @@ const ROWS: [Row; 36] = [
         "cproxy_api_server_silent_seconds",
         Gauge,
         "Seconds since the API server last confirmed what the agent knows.",
+    ),
+    row(
+        "policy_in_force",
+        "cproxy_policy_in_force",
+        Gauge,
+        "1 if the pod's network policy is in force, 0 if it is closed.",
+    ),
+    row("policy_rules", "cproxy_policy_rules", Gauge, "Rules of the pod's network policy."),
+    row("policy_addresses", "cproxy_policy_addresses", Gauge, "Single addresses of peers that its rules name."),
+    row("policy_changes", "cproxy_policy_changes_total", Counter, "Changes of the policy that were put in force."),
+    row(
+        "policy_silent_seconds",
+        "cproxy_policy_silent_seconds",
+        Gauge,
+        "Seconds since the relay last confirmed the pod's network policy.",
+    ),
+    denials("policy_denied_ingress", "ingress"),
+    denials("policy_denied_egress", "egress"),
+    audited("policy_audited_ingress", "ingress"),
+    audited("policy_audited_egress", "egress"),
+    row(
+        "policy_denied_sockets",
+        "cproxy_policy_denied_sockets_total",
+        Counter,
+        "Sockets of protocols that cannot be policed, such as SCTP, that were denied.",
     ),
 ];
 
@@ -207,10 +247,7 @@ fn write_rows(metrics: &mut Exposition, value: impl Fn(&str) -> Option<u64>) {
             metrics.start(row.metric, row.kind, row.help);
             before = row.metric;
         }
-        match row.resource {
-            Some(resource) => metrics.line(row.metric, &[("resource", resource)], value),
-            None => metrics.line(row.metric, &[], value),
-        }
+        metrics.line(row.metric, row.label.as_slice(), value);
     }
 }
 

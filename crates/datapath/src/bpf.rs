@@ -63,8 +63,8 @@ pub use memory_cgroup::leave_memory_cgroup;
 pub use object::{HAS_PROGRAMS, ProgramSet};
 pub use pins::{PinDir, PinError, PinLock, Removed};
 pub use policy::{
-    DeniedPeer, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicyProgram, PolicyReader, PolicySettings,
-    install_policy,
+    DeniedPeer, PolicyDecision, PolicyError, PolicyHooks, PolicyInForce, PolicyMaps, PolicyPins, PolicyProgram,
+    PolicyReader, PolicySettings, install_policy,
 };
 pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
 pub use process_cgroup::ProcessCgroup;

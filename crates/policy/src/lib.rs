@@ -28,8 +28,10 @@ pub use model::{
     Action, ContainerPort, Direction, Directions, IpBlock, Namespace, Node, Peers, Pod, PodSelection, Policy, PortName,
     PortRange, Ports, Protocol, Rule, Scope, Tier,
 };
-pub use pod_policy::{PodPeers, PodPolicy, PodPorts, PodRule};
+pub use pod_policy::{PodIsolation, PodPeers, PodPolicy, PodPorts, PodRule};
 pub use read::Read;
-pub use resolver::{Changes, Event, POD_ADDRESSES_MAX, POD_PARTS_MAX, POD_SETS_MAX, PodIdentity, Resolver};
+pub use resolver::{
+    Changes, Event, POD_ADDRESSES_MAX, POD_NAMES_MAX, POD_PARTS_MAX, POD_SETS_MAX, PodIdentity, Resolver,
+};
 pub use selector::{LabelSelector, LabelSelectorError};
 pub use table::{INTERVALS_MAX, Operation, PEERS_MAX, PolicyTable, PolicyTooLarge, Run, Runs};

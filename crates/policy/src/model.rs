@@ -17,6 +17,15 @@ pub enum Protocol {
     Sctp,
 }
 
+impl From<cproxy_core::Protocol> for Protocol {
+    fn from(protocol: cproxy_core::Protocol) -> Self {
+        match protocol {
+            cproxy_core::Protocol::Tcp => Self::Tcp,
+            cproxy_core::Protocol::Udp => Self::Udp,
+        }
+    }
+}
+
 /// Direction of traffic, as the pod sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {

@@ -18,6 +18,8 @@ pub struct PodPolicy {
     pub node_name: Box<str>,
     /// Directions in which all is denied that no rule accepts. None: no NetworkPolicy selects the pod.
     pub isolated: Directions,
+    /// Policies that isolate the pod, for people: the first [`POD_NAMES_MAX`](crate::POD_NAMES_MAX) of them.
+    pub policies: Vec<PodIsolation>,
     /// Addresses of the pod's node, which are always allowed.
     pub node_addresses: Box<[Address]>,
     /// Addresses of the pod itself, which are always allowed.
@@ -26,6 +28,15 @@ pub struct PodPolicy {
     pub rules: Vec<PodRule>,
     /// Sets that the rules name, each once, sorted. The policy is in force only with all of them.
     pub sets: Vec<SetReference>,
+}
+
+/// Policy that isolates a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodIsolation {
+    /// Kind, namespace and name of the policy.
+    pub policy: Box<str>,
+    /// Directions in which it isolates.
+    pub isolates: Directions,
 }
 
 /// Rule of a pod's policy.

@@ -22,7 +22,7 @@ mod work;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cproxy_core::{Address, ObjectName, Text, sorted_set};
-pub use selections::{POD_ADDRESSES_MAX, POD_PARTS_MAX, POD_SETS_MAX};
+pub use selections::{POD_ADDRESSES_MAX, POD_NAMES_MAX, POD_PARTS_MAX, POD_SETS_MAX};
 
 use self::{
     compact::{Addresses, Uid},

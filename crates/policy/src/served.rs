@@ -18,7 +18,7 @@ pub use self::addresses::Addresses;
 use crate::{
     address_set::{AddressSlice as Slice, SetName, SetReference, SliceName},
     model::{Action, Direction, Directions, IpBlock as Block, PortRange, Protocol, Tier},
-    pod_policy::{PodPeers, PodPolicy as Policy, PodPorts, PodRule},
+    pod_policy::{PodIsolation, PodPeers, PodPolicy as Policy, PodPorts, PodRule},
 };
 
 /// API group of the kinds.
@@ -60,6 +60,10 @@ pub struct PodPolicySpec {
     #[serde(default)]
     #[prost(string, repeated, tag = "3")]
     pub isolated: Vec<String>,
+    /// Policies that isolate the pod, for people: the first 128 of them.
+    #[serde(default)]
+    #[prost(message, repeated, tag = "8")]
+    pub policies: Vec<Isolation>,
     /// Addresses of the pod's node, which are always allowed.
     #[serde(default)]
     #[prost(string, repeated, tag = "4")]
@@ -76,6 +80,19 @@ pub struct PodPolicySpec {
     #[serde(default)]
     #[prost(message, repeated, tag = "7")]
     pub sets: Vec<Set>,
+}
+
+/// Policy that isolates a pod.
+#[derive(Clone, PartialEq, Eq, Deserialize, Serialize, prost::Message)]
+pub struct Isolation {
+    /// Kind, namespace and name of the policy.
+    #[serde(default)]
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Ingress, Egress: directions in which it isolates.
+    #[serde(default)]
+    #[prost(string, repeated, tag = "2")]
+    pub isolates: Vec<String>,
 }
 
 /// Rule of a pod's policy.
@@ -226,10 +243,9 @@ impl PodPolicy {
     /// The policy of a pod, without a version.
     #[must_use]
     pub fn new(policy: &Policy) -> Self {
-        let Policy { name, uid, node_name, isolated, node_addresses, own_addresses, rules, sets } = policy;
+        let Policy { name, uid, node_name, isolated, policies, node_addresses, own_addresses, rules, sets } = policy;
         let texts =
             |addresses: &[Address]| addresses.iter().map(|&address| IpAddr::from(address).to_string()).collect();
-        let directions = [Direction::Ingress, Direction::Egress].into_iter().filter(|&of| isolated.has(of));
         Self {
             metadata: Metadata {
                 name: (*name.name).to_owned(),
@@ -239,7 +255,8 @@ impl PodPolicy {
             spec: PodPolicySpec {
                 pod_uid: (**uid).to_owned(),
                 node_name: (**node_name).to_owned(),
-                isolated: directions.map(|direction| direction.to_string()).collect(),
+                isolated: directions(*isolated),
+                policies: policies.iter().map(Isolation::new).collect(),
                 node_addresses: texts(node_addresses),
                 pod_addresses: texts(own_addresses),
                 rules: rules.iter().map(Rule::new).collect(),
@@ -253,14 +270,8 @@ impl PodPolicy {
     /// # Errors
     /// A field cannot be read: the policy must not be applied without it.
     pub fn read(&self) -> Result<Policy, ServedError> {
-        let PodPolicySpec { pod_uid, node_name, isolated, node_addresses, pod_addresses, rules, sets } = &self.spec;
-        let mut directions = Directions::default();
-        for direction in isolated {
-            match read_direction("isolated", direction)? {
-                Direction::Ingress => directions.ingress = true,
-                Direction::Egress => directions.egress = true,
-            }
-        }
+        let PodPolicySpec { pod_uid, node_name, isolated, policies, node_addresses, pod_addresses, rules, sets } =
+            &self.spec;
         let addresses = |field, texts: &[String]| -> Result<Box<[Address]>, ServedError> {
             texts.iter().map(|text| parse_address(text).ok_or_else(|| unknown(field, text))).collect()
         };
@@ -268,12 +279,23 @@ impl PodPolicy {
             name: ObjectName::new(&self.metadata.namespace, &*self.metadata.name),
             uid: (**pod_uid).into(),
             node_name: (**node_name).into(),
-            isolated: directions,
+            isolated: read_directions("isolated", isolated)?,
+            policies: policies.iter().map(Isolation::read).collect::<Result<_, _>>()?,
             node_addresses: addresses("nodeAddresses", node_addresses)?,
             own_addresses: addresses("podAddresses", pod_addresses)?,
             rules: rules.iter().map(Rule::read).collect::<Result<_, _>>()?,
             sets: sets.iter().map(Set::read).collect::<Result<_, _>>()?,
         })
+    }
+}
+
+impl Isolation {
+    fn new(PodIsolation { policy, isolates }: &PodIsolation) -> Self {
+        Self { name: (**policy).to_owned(), isolates: directions(*isolates) }
+    }
+
+    fn read(&self) -> Result<PodIsolation, ServedError> {
+        Ok(PodIsolation { policy: (*self.name).into(), isolates: read_directions("isolates", &self.isolates)? })
     }
 }
 
@@ -399,6 +421,22 @@ impl AddressSlice {
             SliceName::parse(&self.metadata.name).ok_or_else(|| unknown("metadata.name", &self.metadata.name))?;
         Ok(Slice { name, addresses: self.addresses.read()? })
     }
+}
+
+/// Names of directions.
+fn directions(of: Directions) -> Vec<String> {
+    Direction::BOTH.into_iter().filter(|&direction| of.has(direction)).map(|direction| direction.to_string()).collect()
+}
+
+fn read_directions(field: &'static str, texts: &[String]) -> Result<Directions, ServedError> {
+    let mut directions = Directions::default();
+    for text in texts {
+        match read_direction(field, text)? {
+            Direction::Ingress => directions.ingress = true,
+            Direction::Egress => directions.egress = true,
+        }
+    }
+    Ok(directions)
 }
 
 fn read_direction(field: &'static str, text: &str) -> Result<Direction, ServedError> {

@@ -351,6 +351,63 @@ fn denied_peers_are_remembered_by_the_kernel() {
 }
 
 #[test]
+fn operators_see_the_rules_and_why_a_call_is_denied() {
+    let pods = Pods::new();
+    let deny = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
+    pods.write(&[both(), policy("deny", deny)], "other");
+    let mut agent = pods.enforce();
+    let get = |args: &[&str]| cproxy(&pods.sandbox, args).success();
+    let report = get(&["get", "policy", "-o", "json"]).json();
+    assert_eq!(
+        (&report["pod"], &report["mode"], &report["missing"]),
+        (&json!("shop/web"), &json!("enforce"), &Value::Null)
+    );
+    assert_eq!((&report["isolated"], &report["addresses"]), (&json!(["Ingress", "Egress"]), &json!(2)));
+    let table = get(&["get", "policy", "-o", "wide"]).stdout;
+    assert!(
+        table.starts_with("pod shop/web (enforce): isolated for ingress and egress; 2 addresses of peers;"),
+        "{table}"
+    );
+    let rows: Vec<Vec<&str>> = table.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
+    let rows: Vec<_> = rows.iter().map(|row| row.join(" ")).collect();
+    assert_eq!(
+        rows,
+        [
+            "NetworkPolicy shop/deny Ingress Isolate - -",
+            "NetworkPolicy shop/deny Egress Isolate - -",
+            "NetworkPolicy shop/both rule 0 Ingress Accept 8080/TCP, 8080/UDP 2 addresses",
+            "NetworkPolicy shop/both rule 0 Egress Accept all 2 addresses",
+        ]
+    );
+    let explain = |args: &[&str]| cproxy(&pods.sandbox, &[&["explain"], args].concat());
+    let denied = explain(&["default/other"]);
+    let why = "no rule of NetworkPolicy shop/both, NetworkPolicy shop/deny allows it";
+    assert_eq!(denied.code, 1, "{denied:?}");
+    let of_backend = format!("denied with EPERM by network policy of backend {}:{TCP}/TCP: {why}", OTHER.v4);
+    assert!(denied.stdout.replace("\n  ", " ").contains(&of_backend), "{denied:?}");
+    let allowed = explain(&["default/client", "-o", "json"]).success().json();
+    assert_eq!((&allowed["calls"][0]["outcome"], &allowed["calls"][0]["ok"]), (&json!("forwarded"), &json!(true)));
+    let direct = explain(&[&format!("[{}]:443", OTHER.v6), "-o", "json"]).stdout;
+    let direct: Value = serde_json::from_str(&direct).unwrap();
+    assert_eq!((&direct["calls"][0]["outcome"], &direct["calls"][0]["code"]), (&json!("denied"), &json!("policy")));
+    let from = |peer: Host, port: u16| explain(&["--from", &peer.v4.to_string(), &format!("{}:{port}", WEB.v4)]);
+    let (passes, fails) = (from(CLIENT, TCP), from(CLIENT, CLOSED));
+    let text = format!("allowed: {} to shop/web:{TCP}/TCP; NetworkPolicy shop/both rule 0\n", CLIENT.v4);
+    assert_eq!((passes.code, passes.stdout), (0, text));
+    assert_eq!((fails.code, fails.stdout), (1, format!("denied: {} to shop/web:{CLOSED}/TCP; {why}\n", CLIENT.v4)));
+    // Denials name the reason while an agent runs; verdicts come from the kernel also without one.
+    assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
+    assert_eq!(get(&["get", "denials", "-o", "json"]).json()[0]["reason"], why);
+    agent.kill();
+    let without = from(CLIENT, TCP);
+    assert_eq!(without.code, 0, "{without:?}");
+    assert!(without.stdout.contains("whose name only a running agent knows"), "{without:?}");
+    assert_eq!(get(&["get", "denials", "-o", "json"]).json()[0]["reason"], "no rule allows it");
+    let silent = cproxy(&pods.sandbox, &["get", "policy"]);
+    assert!(silent.code == 1 && silent.stderr.contains("a policy is in force in the kernel"), "{silent:?}");
+}
+
+#[test]
 fn a_pod_that_is_isolated_is_not_opened_by_mistake() {
     let pods = Pods::new();
     pods.write(&[both()], "other");

@@ -1,6 +1,10 @@
 //! An agent that enforces the policy of its pod, as the relay has it.
 
-use std::{io, net::TcpStream, time::Duration};
+use std::{
+    io::{self, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
 
 use cproxy_tests::{
     manifest,
@@ -16,7 +20,9 @@ use crate::{
 
 /// Peers of the pod, which are nowhere: a call that is not denied finds no route.
 const CLIENT: &str = "10.244.1.2:80";
-const OTHER: &str = "10.244.1.3:80";
+/// No pod has this address at first. Of two pods with one address, the later one has it, in the same second either.
+const OTHER: &str = "10.244.1.9:80";
+const METRICS: &str = "127.0.0.1:10349";
 
 /// An agent in the pod `web-0`.
 fn agent<'s>(sandbox: &'s Sandbox, cluster: &Cluster<'_>, server: &str) -> Agent<'s> {
@@ -47,6 +53,12 @@ fn is_denied(address: &str) -> bool {
     result.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
+fn metrics() -> String {
+    let mut stream = TcpStream::connect(METRICS).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    io::read_to_string(stream).unwrap()
+}
+
 fn expect(what: &str, denied: [bool; 2]) {
     eventually(PATIENCE, what, || {
         let found = [CLIENT, OTHER].map(is_denied);
@@ -68,12 +80,30 @@ fn a_guest_enforces_what_the_relay_has_resolved() {
     cluster.delete("/apis/networking.k8s.io/v1/namespaces/team/networkpolicies/allow-clients");
     cluster.create(&egress("deny", None));
     let _relay = cluster.tls_relay().arg("--policies").start();
-    let mut agent = start(agent(&sandbox, &cluster, &format!("https://{RELAY}")));
+    let agent = agent(&sandbox, &cluster, &format!("https://{RELAY}"));
+    let mut agent = start(agent.args(["--metrics-bind-address", METRICS]));
     assert_eq!([CLIENT, OTHER].map(is_denied), [true, true], "ready with the policy in force");
+    let shown = metrics();
+    for line in [
+        "cproxy_policy_in_force 1",
+        "cproxy_policy_rules 0",
+        "cproxy_policy_addresses 0",
+        "cproxy_policy_changes_total 1",
+        "cproxy_policy_silent_seconds 0",
+        "cproxy_policy_denied_total{direction=\"ingress\"} 0",
+        "cproxy_policy_denied_total{direction=\"egress\"} 2",
+        "cproxy_policy_audited_total{direction=\"egress\"} 0",
+        "cproxy_policy_denied_sockets_total 0",
+    ] {
+        assert!(shown.lines().any(|shown| shown == line), "{line}: {shown}");
+    }
+    let report = cproxy(&sandbox, &["get", "policy", "-o", "json"]).success().json();
+    assert_eq!((&report["pod"], &report["isolated"]), (&json!("team/web-0"), &json!(["Egress"])));
+    assert_eq!(report["rules"][0]["rule"], "NetworkPolicy team/deny");
     let clients = json!([{"podSelector": {"matchLabels": {"app": "client"}}}]);
     cluster.create(&egress("allow", Some(clients)));
     expect("a policy that comes", [false, true]);
-    run_pod(&cluster, "team", "late-0", "client", "10.244.1.3");
+    run_pod(&cluster, "team", "late-0", "client", "10.244.1.9");
     expect("a pod that comes", [false, false]);
     cluster.delete("/api/v1/namespaces/team/pods/late-0");
     // It is terminating: its address stays until it is gone.

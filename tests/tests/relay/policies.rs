@@ -171,6 +171,7 @@ fn a_pod_gets_its_own_policy_and_the_sets_that_it_names() {
     assert_eq!(own["metadata"]["name"], "web-0");
     let spec = &own["spec"];
     assert_eq!((&spec["isolated"], &spec["podAddresses"]), (&json!(["Ingress"]), &json!(["10.244.1.1"])));
+    assert_eq!(spec["policies"], json!([{"name": "NetworkPolicy team/allow-clients", "isolates": ["Ingress"]}]));
     assert_eq!((&spec["nodeAddresses"], &spec["nodeName"]), (&json!(["192.0.2.1"]), &json!("node-1")));
     let rule = &spec["rules"][0];
     assert_eq!(rule["ports"], json!([{"protocol": "TCP", "first": 8080, "last": 8080}]));

@@ -8,6 +8,7 @@ use cproxy_wire::{ApiClient, Decoded, FieldSelector, Selectors, Subscriber, Want
 use tokio::sync::{mpsc, watch};
 
 use super::{
+    contact::SourceContact,
     of_relay::OfRelay,
     replica::{Change, Update},
 };
@@ -22,7 +23,7 @@ const WAITING_MAX: usize = 16;
 /// Way from a source to the task that enforces the policy.
 pub(in crate::agent) enum Feed {
     /// Updates of a relay, each with the number of lists that were wanted before it.
-    Relay(mpsc::Receiver<(u64, Update)>, watch::Sender<u64>),
+    Relay(mpsc::Receiver<(u64, Update)>, watch::Sender<u64>, SourceContact),
     Manifests(watch::Receiver<Option<Vec<Update>>>),
 }
 
@@ -38,6 +39,7 @@ pub(in crate::agent) struct RelaySender {
     updates: mpsc::Sender<(u64, Update)>,
     /// Number of lists that were wanted.
     wanted: watch::Receiver<u64>,
+    contact: SourceContact,
 }
 
 impl Feed {
@@ -45,7 +47,9 @@ impl Feed {
     pub(in crate::agent) fn of_relay() -> (FeedSender, Self) {
         let (updates, receiver) = mpsc::channel(WAITING_MAX);
         let (lists, wanted) = watch::channel(0);
-        (FeedSender::Relay(RelaySender { updates, wanted }), Self::Relay(receiver, lists))
+        let contact = SourceContact::default();
+        let sender = RelaySender { updates, wanted, contact: contact.clone() };
+        (FeedSender::Relay(sender), Self::Relay(receiver, lists, contact))
     }
 
     /// A way from manifests, of which the policy of a pod counts.
@@ -54,10 +58,18 @@ impl Feed {
         (FeedSender::Manifests(sender, pod), Self::Manifests(receiver))
     }
 
+    /// Last confirmations of the source.
+    pub(in crate::agent) fn contact(&self) -> SourceContact {
+        match self {
+            Self::Relay(_, _, contact) => contact.clone(),
+            Self::Manifests(_) => SourceContact::default(),
+        }
+    }
+
     /// Has a relay list all objects anew, and leaves out what it has sent before. Returns whether there is one.
     pub(super) fn list_anew(&self) -> bool {
         match self {
-            Self::Relay(_, lists) => {
+            Self::Relay(_, lists, _) => {
                 lists.send_modify(|number| *number += 1);
                 true
             }
@@ -68,7 +80,7 @@ impl Feed {
     /// The next updates; `None` at the end of the source.
     pub(super) async fn next(&mut self) -> Option<Vec<Update>> {
         match self {
-            Self::Relay(updates, lists) => {
+            Self::Relay(updates, lists, _) => {
                 let mut batch = vec![updates.recv().await?];
                 while let Ok(update) = updates.try_recv() {
                     batch.push(update);
@@ -121,6 +133,9 @@ trait Served: WatchedResource {
     type Name: Send;
     type Object: Send;
 
+    /// Position of the kind among those of [`SourceContact`].
+    const CONTACT: usize;
+
     fn name(&self) -> Result<Self::Name, String>;
     fn read(&self) -> Result<(Self::Name, Self::Object), String>;
     fn update(change: Change<Self::Name, Self::Object>) -> Update;
@@ -129,6 +144,8 @@ trait Served: WatchedResource {
 impl Served for OfRelay<served::PodPolicy> {
     type Name = ObjectName;
     type Object = PodPolicy;
+
+    const CONTACT: usize = 0;
 
     fn name(&self) -> Result<ObjectName, String> {
         Ok(ObjectName::new(&self.0.metadata.namespace, &*self.0.metadata.name))
@@ -147,6 +164,8 @@ impl Served for OfRelay<served::PodPolicy> {
 impl Served for OfRelay<served::AddressSlice> {
     type Name = SliceName;
     type Object = AddressSlice;
+
+    const CONTACT: usize = 1;
 
     fn name(&self) -> Result<SliceName, String> {
         SliceName::parse(&self.0.metadata.name).ok_or_else(|| "it has no slice's name".to_owned())
@@ -208,6 +227,9 @@ impl<K: Served> Subscriber<K> for PolicySubscriber<K> {
     const EXPIRES_OFTEN: bool = true;
 
     async fn publish(&mut self, event: WatchEvent<K>) {
+        if event.is_confirmation() {
+            self.sender.contact.record(K::CONTACT);
+        }
         if let Some(update) = Self::update(event) {
             // Without a receiver, the agent ends.
             self.sender.updates.send((self.number, update)).await.ok();

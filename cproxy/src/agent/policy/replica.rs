@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cproxy_core::{Address, ObjectName};
+use cproxy_core::{Address, ObjectName, sorted_map};
 use cproxy_policy::{AddressSlice, PodPolicy, SetName, SliceName};
 
 /// Change of the source's objects.
@@ -93,6 +93,13 @@ impl Replica {
 }
 
 impl Complete<'_> {
+    /// Number of the addresses of each set.
+    pub(super) fn set_sizes(&self) -> BTreeMap<SetName, u64> {
+        let size = |slice: SliceName| self.slices.get(&slice).map_or(0, |slice| slice.addresses.len() as u64);
+        let sets = self.policy.sets.iter();
+        sorted_map(sets.map(|set| (set.name, set.slice_names().map(size).sum())))
+    }
+
     /// Addresses of a set.
     pub(super) fn addresses(&self, name: SetName) -> Vec<Address> {
         let sets = self.policy.sets.iter().filter(|set| set.name == name);
@@ -134,6 +141,7 @@ mod tests {
             uid: "".into(),
             node_name: "".into(),
             isolated: Directions::default(),
+            policies: Vec::new(),
             node_addresses: [].into(),
             own_addresses: [].into(),
             rules: Vec::new(),

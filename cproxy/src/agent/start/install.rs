@@ -138,8 +138,8 @@ impl Checked {
         let readiness = Readiness::new(run_dir, timeline);
         let mut reconciler = Reconciler::open(&lock, (store, canary), status, readiness, shared, tasks.clone())?;
         reconciler.measure(early.measures);
-        if let Some((policy, _)) = &policy {
-            reconciler.follow_policy(policy.handle())?;
+        if let Some((policy, feed)) = &policy {
+            reconciler.follow_policy(policy.handle(feed.contact()))?;
         }
         reconciler.configure(&settings)?;
         reconciler.set_own_addresses(own)?;

@@ -1,13 +1,16 @@
 //! Facts about a destination, and about the process that asks.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use cproxy_core::{Backend, Frontend, FrontendSource, Protocol, sorted_set};
 use serde::Serialize;
 
 use super::probe::Probe;
 use crate::{
-    report::{AgentReport, BackendAddress, FrontendRow, HealthReport, ServiceReport, SocketRow},
+    report::{AgentReport, BackendAddress, FrontendRow, HealthReport, PolicyVerdict, ServiceReport, SocketRow},
     target::{Target, TargetPort},
 };
 
@@ -24,6 +27,8 @@ pub struct Facts {
     pub programs: ProgramFacts,
     /// The process that calls.
     pub process: Result<ProcessFacts, String>,
+    /// The pod's network policy; `None` if none concerns the process's calls.
+    pub policy: Option<Result<PolicyFacts, String>>,
     /// Sockets that are connected to the destination now.
     pub sockets: Result<SocketFacts, String>,
     /// Calls to the backends themselves or, if none were tried, the backends without a route.
@@ -108,8 +113,19 @@ pub struct ProcessFacts {
     pub has_excluded_cgroup: bool,
     /// Whether its network namespace is excluded.
     pub has_excluded_netns: bool,
+    /// Ids of its cgroup and those above it.
+    pub cgroup_ids: Vec<u64>,
     /// Excluded ports.
     pub excluded_ports: Vec<u16>,
+}
+
+/// The pod's network policy in the kernel.
+#[derive(Clone, Debug, Default)]
+pub struct PolicyFacts {
+    /// Whether denials are only recorded.
+    pub is_audited: bool,
+    /// Its verdicts on calls to backends, and to the destination itself.
+    pub verdicts: BTreeMap<Frontend, PolicyVerdict>,
 }
 
 /// Sockets that are connected to the destination.

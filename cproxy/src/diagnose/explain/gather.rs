@@ -2,22 +2,25 @@
 
 use std::{collections::BTreeSet, fs, io, path::Path, thread, time::Duration};
 
-use cproxy_core::{Address, Backend, Frontend, KernelSet, KernelTable, Protocol, sorted_set};
+use cproxy_core::{Address, Backend, Frontend, KernelSet, KernelTable, Protocol, sorted_map, sorted_set};
 use cproxy_datapath::{
     bpf::{
-        ClientAffinities, KernelReader, PinDir, ProcessCgroup, Program, attached, in_netns_of, missing_programs,
-        netns_cookie, read_exclusions,
+        ClientAffinities, KernelReader, PinDir, PolicyError, PolicyPins, PolicyReader, ProcessCgroup, Program,
+        attached, in_netns_of, missing_programs, netns_cookie, read_exclusions,
     },
     sockets::{self, DirectSocket},
 };
+use cproxy_policy::Direction;
 
 use super::{
-    facts::{AffinityFact, AgentFacts, DirectFact, Facts, KernelFacts, ProcessFacts, ProgramFacts, SocketFacts},
+    facts::{
+        AffinityFact, AgentFacts, DirectFact, Facts, KernelFacts, PolicyFacts, ProcessFacts, ProgramFacts, SocketFacts,
+    },
     probe::{probe, without_route},
 };
 use crate::{
     agent::socket_setup,
-    report::{BackendAddress, FrontendRow, Names, SocketRow},
+    report::{BackendAddress, FrontendRow, Names, PodPolicyReport, SocketRow},
     run_dir::{self, explain_silence, fetch_explanation, fetch_health},
     target::Target,
 };
@@ -38,6 +41,7 @@ pub fn gather(target: Target, pid: Option<u32>, probes: bool, pins: &PinDir, run
         kernel: Err(String::new()),
         programs,
         process: process(pid, pins),
+        policy: None,
         sockets: Ok(SocketFacts::default()),
         probes: Vec::new(),
         target,
@@ -53,6 +57,7 @@ pub fn gather(target: Target, pid: Option<u32>, probes: bool, pins: &PinDir, run
         facts.sockets = sockets(pins, &calls);
     }
     let backends = backends(&facts, &calls);
+    facts.policy = policy(&facts, &backends, &calls, pins, run_dir);
     let setup = socket_setup(pins);
     let look = || if probes { probe(&backends) } else { without_route(&backends, &setup) };
     facts.probes = match pid {
@@ -167,8 +172,42 @@ fn process(pid: Option<u32>, pins: &PinDir) -> Result<ProcessFacts, String> {
         has_excluded_cgroup: exclusions.cgroups.iter().any(|cgroup| ids.contains(&cgroup.id)),
         has_excluded_netns: exclusions.netns_others_than.is_some_and(|own| cookie.is_some_and(|cookie| cookie != own)),
         excluded_ports: exclusions.ports,
+        cgroup_ids: ids.to_vec(),
         cgroup: cgroup.map(|cgroup| cgroup.dir),
     })
+}
+
+/// Verdicts of the pod's network policy on calls to these backends and destinations.
+fn policy(
+    facts: &Facts,
+    backends: &[(Backend, Protocol)],
+    calls: &BTreeSet<Frontend>,
+    pins: &PinDir,
+    run_dir: &Path,
+) -> Option<Result<PolicyFacts, String>> {
+    let reader = PolicyReader::new(PolicyPins::new(pins))?;
+    let state = match reader.state() {
+        Ok(state) => state,
+        Err(error) => return Some(Err(error.to_string())),
+    };
+    let is_concerned = facts.process.as_ref().is_ok_and(|process| {
+        process.is_self
+            || process.netns_cookie == Some(state.netns_cookie)
+                && !state.exempt_cgroups.iter().any(|id| process.cgroup_ids.contains(id))
+    });
+    if !state.directions.egress || !is_concerned {
+        return None;
+    }
+    let report = run_dir::fetch_policy(run_dir).ok().flatten();
+    let backends = backends.iter().map(|&(Backend { address, port }, protocol)| Frontend { address, port, protocol });
+    let verdict = |call: Frontend| {
+        let Frontend { address, port, protocol } = call;
+        let decision = reader.decide(&state, Direction::Egress, address, protocol.into(), port)?;
+        Ok((call, PodPolicyReport::verdict(report.as_ref(), Direction::Egress, address, decision)))
+    };
+    let verdicts = backends.chain(calls.iter().copied()).map(verdict).collect::<Result<Vec<_>, PolicyError>>();
+    let facts = verdicts.map(|verdicts| PolicyFacts { is_audited: state.is_audited, verdicts: sorted_map(verdicts) });
+    Some(facts.map_err(|error| error.to_string()))
 }
 
 fn sockets(pins: &PinDir, calls: &BTreeSet<Frontend>) -> Result<SocketFacts, String> {

@@ -11,7 +11,9 @@ use super::{
     probe::Probe,
 };
 use crate::{
-    report::{BackendAddress, EXTERNAL_NAME, EndpointRow, FrontendRow, HEADLESS, ServiceReport, missing_slice, time},
+    report::{
+        BackendAddress, DENIED, EXTERNAL_NAME, EndpointRow, FrontendRow, HEADLESS, ServiceReport, missing_slice, time,
+    },
     target::Target,
 };
 
@@ -32,6 +34,8 @@ pub enum Outcome {
     Refused,
     /// It fails with EHOSTUNREACH.
     Dropped,
+    /// The pod's network policy denies it: it fails with EPERM.
+    Denied,
     /// It goes to the address itself.
     Direct,
     /// The source has no Service of the name.
@@ -47,6 +51,7 @@ impl Outcome {
             Self::Forwarded => "forwarded",
             Self::Refused => "refused",
             Self::Dropped => "dropped",
+            Self::Denied => "denied",
             Self::Direct => "direct",
             Self::NotFound => "not found",
             Self::Unknown => "unknown",
@@ -128,10 +133,16 @@ fn verdict(facts: &Facts, call: Frontend) -> Verdict {
         (None, None) => without_row(facts, call),
     };
     let named = facts.process.as_ref().ok().filter(|process| !process.is_self && is_in_table);
-    let Ruling { outcome, ok, code, reason } = match named.and_then(process_obstacle) {
+    let ruling = match named.and_then(process_obstacle) {
         Some((code, obstacle)) => Ruling::untranslated(code, &beside(&obstacle, &served)),
         None => served,
     };
+    let targets = match ruling.outcome {
+        Outcome::Forwarded => row.map(|row| targets(row, affinity)).unwrap_or_default(),
+        Outcome::Direct => vec![BackendAddress { address: call.address.into(), port: call.port }],
+        _ => Vec::new(),
+    };
+    let Ruling { outcome, ok, code, reason } = policed(facts, ruling, &targets, call.protocol);
     Verdict {
         call: call.to_string(),
         outcome,
@@ -142,6 +153,54 @@ fn verdict(facts: &Facts, call: Frontend) -> Verdict {
         backends: row.map_or_else(Vec::new, |row| row.backends.clone()),
         affinity,
     }
+}
+
+/// Backends that the next connection may get.
+fn targets(row: &FrontendRow, affinity: Option<AffinityFact>) -> Vec<BackendAddress> {
+    match affinity.and_then(|affinity| affinity.backend) {
+        Some(backend) => vec![backend],
+        None => row.backends.clone(),
+    }
+}
+
+/// The ruling for a call that goes to one of some addresses, with what the pod's network policy says of these.
+fn policed(facts: &Facts, mut ruling: Ruling, targets: &[BackendAddress], protocol: Protocol) -> Ruling {
+    let policy = match &facts.policy {
+        Some(Ok(policy)) => policy,
+        Some(Err(error)) => {
+            ruling
+                .reason
+                .push_str(&format!(", unless the pod's network policy denies it, which cannot be read: {error}"));
+            return Ruling { ok: None, ..ruling };
+        }
+        None => return ruling,
+    };
+    let denial = |target: &BackendAddress| {
+        let call = Frontend { address: target.address.into(), port: target.port, protocol };
+        policy.verdicts.get(&call).filter(|verdict| verdict.verdict == DENIED).map(|verdict| (call, verdict))
+    };
+    let mut denied = targets.iter().filter_map(denial);
+    let (count, Some((first, verdict))) = (denied.clone().count(), denied.next()) else { return ruling };
+    let why = &verdict.reason;
+    if policy.is_audited {
+        ruling.reason.push_str(&format!("; network policy would deny {first} (--policy audit): {why}"));
+        return ruling;
+    }
+    if count == targets.len() {
+        let later = if protocol == Protocol::Udp { " (on a connected socket, by each datagram)" } else { "" };
+        let of = match (ruling.outcome, count) {
+            (Outcome::Direct, _) => "by network policy".to_owned(),
+            (_, 1) => format!("by network policy of backend {first}"),
+            _ => format!("by network policy of all {count} backends, such as {first}"),
+        };
+        return Ruling::no(Outcome::Denied, "policy", format!("with EPERM{later} {of}: {why}"));
+    }
+    let are = if count == 1 { "is" } else { "are" };
+    ruling.reason.push_str(&format!(", of which {count} {are} denied by network policy, such as {first}: {why}"));
+    if ruling.code == "forwarded" {
+        ruling.code = "some-backends-denied".to_owned();
+    }
+    ruling
 }
 
 /// Why a process is not served and, if that is not all, what the others get.
@@ -180,8 +239,7 @@ fn of_row(
 
 /// Ruling for a call that goes to a backend, with what speaks against that.
 fn forwarded(facts: &Facts, row: &FrontendRow, of_service: Option<String>, affinity: Option<AffinityFact>) -> Ruling {
-    let kept = affinity.and_then(|affinity| Some((affinity, affinity.backend?)));
-    let targets: Vec<_> = kept.map_or_else(|| row.backends.clone(), |(_, backend)| vec![backend]);
+    let targets = targets(row, affinity);
     let is_target = |probe: &&Probe| {
         let Backend { address, port } = probe.backend;
         probe.protocol.to_string() == row.protocol

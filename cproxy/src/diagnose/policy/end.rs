@@ -8,11 +8,8 @@ use cproxy_policy::{
 use super::question::{Port, Side};
 use crate::{
     manifests::PolicyObjects,
-    report::{ALLOWED, DENIED, PolicyVerdict},
+    report::{ALLOWED, DENIED, PolicyVerdict, some_of},
 };
-
-/// Policies that a reason names; it only counts the others.
-const POLICIES_NAMED_MAX: usize = 5;
 
 /// One end of the traffic.
 pub(super) enum End<'a> {
@@ -220,13 +217,4 @@ fn notes(resolver: &Resolver, pod: &Pod, addresses: &[Address], asked: Option<Ad
         Some(format!("{address} is an address of Pod {owner}, too, and rules take it for that pod's"))
     });
     found.into_iter().chain(others).collect()
-}
-
-/// The first of many names, and the number of the others.
-fn some_of(names: &[String]) -> String {
-    let shown = names.iter().take(POLICIES_NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(POLICIES_NAMED_MAX) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
 }

@@ -20,5 +20,5 @@ pub use self::{
     install::install_policy,
     maps::{PolicyMaps, PolicySettings},
     program::PolicyProgram,
-    reader::{DeniedPeer, PolicyReader},
+    reader::{DeniedPeer, PolicyDecision, PolicyInForce, PolicyReader},
 };

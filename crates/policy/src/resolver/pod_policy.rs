@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, sync::atomic::Ordering};
 use cproxy_core::{ObjectName, sorted_set};
 
 use super::{
-    POD_PARTS_MAX, Resolver,
+    POD_NAMES_MAX, POD_PARTS_MAX, Resolver,
     policies::{NamedGroups, PolicyRow, RuleGroups},
     selections::Selection,
 };
 use crate::{
     address_set::SetName,
     model::{Action, ContainerPort, Direction, Directions, Peers, Policy, PortName, PortRange, Ports, Rule, Tier},
-    pod_policy::{PodPeers, PodPolicy, PodPorts, PodRule},
+    pod_policy::{PodIsolation, PodPeers, PodPolicy, PodPorts, PodRule},
 };
 
 impl Resolver {
@@ -25,6 +25,7 @@ impl Resolver {
             uid: pod.uid.text(),
             node_name: pod.node.name.clone(),
             isolated: Directions::default(),
+            policies: Vec::new(),
             node_addresses: pod.node.addresses.clone(),
             own_addresses: (*pod.addresses).into(),
             rules: Vec::new(),
@@ -45,6 +46,10 @@ impl Resolver {
         for PolicyRow { policy, groups } in rows {
             if policy.tier == Tier::NetworkPolicy {
                 pod.isolated = pod.isolated.union(policy.isolates);
+                if pod.policies.len() < POD_NAMES_MAX {
+                    let name = format!("{} {}", policy.tier.kind(), policy.name).into();
+                    pod.policies.push(PodIsolation { policy: name, isolates: policy.isolates });
+                }
             }
             for (rule, groups) in policy.rules.iter().zip(groups) {
                 RuleWriter { resolver: self, selection, policy, rule, groups }.write(ports, &mut rules);

@@ -16,6 +16,9 @@ pub const POD_SETS_MAX: usize = 256;
 /// them in one object.
 pub const POD_PARTS_MAX: usize = 32_768;
 
+/// Policies that isolate a pod, at most, whose names its guest gets.
+pub const POD_NAMES_MAX: usize = 128;
+
 /// Policies that select the same pods.
 pub(super) struct Selection {
     pub(super) policies: Arc<[u32]>,

@@ -23,6 +23,10 @@ fn policy() -> Policy {
         uid: "8a1e2c3d-0000-4000-8000-0123456789ab".into(),
         node_name: "node-1".into(),
         isolated: Directions { ingress: true, egress: true },
+        policies: vec![PodIsolation {
+            policy: "NetworkPolicy shop/default-deny".into(),
+            isolates: Directions { ingress: true, egress: true },
+        }],
         node_addresses: [parse_address("192.0.2.1").unwrap()].into(),
         own_addresses: [parse_address("10.244.0.1").unwrap(), parse_address("fd00::1").unwrap()].into(),
         rules: vec![

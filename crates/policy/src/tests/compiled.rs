@@ -102,6 +102,7 @@ pub(crate) fn policy(isolated: Directions, mut rules: Vec<PodRule>) -> PodPolicy
         name: ObjectName::new("shop", "web"),
         uid: "".into(),
         isolated,
+        policies: Vec::new(),
         node_addresses: [address(4)].into(),
         own_addresses: [address(0)].into(),
         rules,

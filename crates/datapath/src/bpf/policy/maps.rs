@@ -207,7 +207,7 @@ fn encoded(interval: Interval) -> IntervalWord {
 }
 
 /// Number of a protocol.
-fn protocol_number(protocol: Protocol) -> u8 {
+pub(super) fn protocol_number(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Tcp => cproxy_ebpf::PROTOCOL_TCP,
         Protocol::Udp => cproxy_ebpf::PROTOCOL_UDP,

@@ -2,10 +2,11 @@
 
 use std::{io, net::IpAddr, os::fd::AsFd as _, time::Duration};
 
-use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray};
+use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, lpm_trie::Key};
 use cproxy_core::Address;
 use cproxy_ebpf::policy::{
-    Denial, DenialKey, EGRESS, NO_RULE, POLICY_DENIALS_MIN, PROTOCOL_SCTP, PolicyCounter, StateWord,
+    Denial, DenialKey, EGRESS, EXEMPT_CGROUPS_MAX, IntervalWord, NO_RULE, POLICY_DENIALS_MIN, PROTOCOL_SCTP,
+    PolicyCounter, RunsWord, State, StateWord,
 };
 use cproxy_policy::{Direction, Directions, Protocol};
 use rustix::time::{ClockId, clock_gettime};
@@ -13,12 +14,13 @@ use rustix::time::{ClockId, clock_gettime};
 use super::{
     directory::PolicyPins,
     error::PolicyError,
-    names::{COUNTERS, DENIALS, STATE},
+    maps::protocol_number,
+    names::{COUNTERS, DENIALS, INTERVALS, PEERS, RANGES, STATE},
 };
 use crate::bpf::{
     error::{TableError, root_cause},
     open::{Access, open_map},
-    syscalls::array_elements,
+    syscalls::{array_elements, inner_map_id},
 };
 
 /// Counters by their names in the JSON contract.
@@ -50,6 +52,30 @@ pub struct DeniedPeer {
     pub is_audited: bool,
 }
 
+/// State of a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyInForce {
+    /// Directions that are enforced or audited.
+    pub directions: Directions,
+    /// Whether they are only audited.
+    pub is_audited: bool,
+    /// Cookie of the pod's network namespace. Sockets in others are not the pod's.
+    pub netns_cookie: u64,
+    /// Ids of cgroups whose calls no policy concerns.
+    pub exempt_cgroups: Vec<u64>,
+    /// Maps in force.
+    generation: u32,
+}
+
+/// Decision of the policy in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyDecision {
+    /// Whether the traffic is allowed.
+    pub is_allowed: bool,
+    /// Rule that says so; `None`: none matches, or the peer is the VM itself or its node.
+    pub rule: Option<u32>,
+}
+
 /// Policy of a pod in the kernel.
 #[derive(Debug)]
 pub struct PolicyReader {
@@ -63,16 +89,81 @@ impl PolicyReader {
         pins.exist().then_some(Self { pins })
     }
 
-    /// Directions that are enforced or audited, and whether they are only audited.
+    /// State of the policy in force.
     ///
     /// # Errors
     /// The map cannot be read.
-    pub fn state(&self) -> Result<(Directions, bool), PolicyError> {
+    pub fn state(&self) -> Result<PolicyInForce, PolicyError> {
         let map = self.open(STATE)?;
-        let states = array_elements::<cproxy_ebpf::policy::State>(map.fd().as_fd(), 0, 1);
+        let states = array_elements::<State>(map.fd().as_fd(), 0, 1);
         let states = states.map_err(|error| PolicyError::Io(self.pins.object(STATE), error))?;
-        let word = StateWord(states.first().map_or(0, |state| state.word));
-        Ok((Directions { ingress: word.ingress(), egress: word.egress() }, word.audit()))
+        let state = states.first().ok_or_else(|| TableError::OutOfRange(STATE.to_owned()))?;
+        let word = StateWord(state.word);
+        let exempt: &[_; EXEMPT_CGROUPS_MAX] = &state.exempt_cgroups;
+        Ok(PolicyInForce {
+            directions: Directions { ingress: word.ingress(), egress: word.egress() },
+            is_audited: word.audit(),
+            netns_cookie: state.netns_cookie,
+            exempt_cgroups: exempt.iter().map(|cgroup| cgroup.id).filter(|id| *id != 0).collect(),
+            generation: word.generation(),
+        })
+    }
+
+    /// The decision of a policy in force about traffic of a peer, as the programs make it. The port is the pod's own
+    /// for ingress, and the peer's for egress. All is allowed in a direction that is not enforced.
+    ///
+    /// # Errors
+    /// A map cannot be read, as when the policy changes meanwhile.
+    pub fn decide(
+        &self,
+        state: &PolicyInForce,
+        direction: Direction,
+        peer: Address,
+        protocol: Protocol,
+        port: u16,
+    ) -> Result<PolicyDecision, PolicyError> {
+        if !state.directions.has(direction) {
+            return Ok(PolicyDecision { is_allowed: true, rule: None });
+        }
+        let runs = RunsWord(self.runs(state.generation, peer)?);
+        let (first, length) = runs.run(if direction == Direction::Egress { EGRESS } else { 0 });
+        let map = self.open_inner(INTERVALS, state.generation)?;
+        let intervals = array_elements::<u64>(map.fd().as_fd(), first, length);
+        let intervals = intervals.map_err(|error| PolicyError::Io(self.pins.object(INTERVALS), error))?;
+        let number = protocol_number(protocol);
+        let found = intervals.into_iter().map(IntervalWord).find(|word| word.contains(number, port));
+        Ok(found.map_or(PolicyDecision { is_allowed: false, rule: None }, |word| PolicyDecision {
+            is_allowed: word.allows(),
+            rule: Some(word.rule()).filter(|rule| *rule != NO_RULE),
+        }))
+    }
+
+    /// Runs of an address; 0 without any.
+    fn runs(&self, generation: u32, peer: Address) -> Result<u64, PolicyError> {
+        let failed = |name: &'static str| move |error| TableError::Read(name, error);
+        let peers = Map::HashMap(self.open_inner(PEERS, generation)?);
+        let peers = HashMap::<_, [u32; 4], u64>::try_from(peers).map_err(failed(PEERS))?;
+        match peers.get(&peer.words(), 0) {
+            Ok(runs) => return Ok(runs),
+            Err(MapError::KeyNotFound) => {}
+            Err(error) => return Err(failed(PEERS)(error).into()),
+        }
+        let ranges = Map::LpmTrie(self.open_inner(RANGES, generation)?);
+        let ranges = LpmTrie::<_, [u32; 4], u64>::try_from(ranges).map_err(failed(RANGES))?;
+        match ranges.get(&Key::new(128, peer.words()), 0) {
+            Ok(runs) => Ok(runs),
+            Err(MapError::KeyNotFound) => Ok(0),
+            Err(error) => Err(failed(RANGES)(error).into()),
+        }
+    }
+
+    /// The map of a generation in an array of maps.
+    fn open_inner(&self, name: &'static str, generation: u32) -> Result<MapData, PolicyError> {
+        let outer = self.open(name)?;
+        let id = inner_map_id(outer.fd().as_fd(), generation);
+        let id = id.and_then(|id| id.ok_or_else(|| io::ErrorKind::NotFound.into()));
+        let id = id.map_err(|error| PolicyError::Io(self.pins.object(name), error))?;
+        MapData::from_id(id).map_err(|error| TableError::Read(name, error).into())
     }
 
     /// Counters by name, those of all protocols together.
