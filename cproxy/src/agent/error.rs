@@ -85,6 +85,7 @@ impl AgentError {
             Self::Manifests(ManifestError::Io(_, error)) | Self::Exclude(CgroupError::Io(_, error)) => {
                 is_absence(error)
             }
+            Self::Policy(error) => error.is_of_setting(),
             Self::StatusHttp(StatusHttpError { error, .. }) => is_absence(error),
             Self::Client(ClientError::Kubeconfig(path, _)) | Self::Bootstrap(path, _) => !path.is_file(),
             _ => false,

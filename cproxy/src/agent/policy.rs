@@ -16,10 +16,10 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::Duration,
 };
 
-use cproxy_core::{Address, ObjectName};
+use cproxy_core::{Address, ExcludedCgroup, ObjectName};
 use cproxy_datapath::bpf::{
     self, CgroupError, PinDir, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicyReader, PolicySettings,
     excluded_cgroup, netns_cookie,
@@ -28,6 +28,7 @@ use cproxy_policy::{Compiled, Directions, Operation, PodPolicy, PolicyTable, Set
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::spawn_blocking,
+    time::{Instant, sleep_until},
 };
 
 pub(super) use self::follow::{Feed, FeedSender, follow_relay, send_files};
@@ -37,6 +38,9 @@ use crate::{
     privileges::{Broker, run_child},
     report::{Enforced, PodPolicyReport},
 };
+
+/// Time from an attempt to write the policy that failed to the next one.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Questions for a report that wait, at most.
 const REPORTS_WAITING_MAX: usize = 4;
@@ -77,6 +81,10 @@ pub(super) struct PolicyTask {
     closings: (mpsc::Sender<Closing>, mpsc::Receiver<Closing>),
     reports: (mpsc::Sender<ReportSender>, mpsc::Receiver<ReportSender>),
     enforced: Option<EnforcedPolicy>,
+    /// Part of a later policy that is missing.
+    missing: Option<String>,
+    /// Time of another attempt after one that failed.
+    retry: Option<Instant>,
     is_audited: bool,
     gauges: Arc<PolicyGauges>,
 }
@@ -153,9 +161,45 @@ struct Hooks {
 
 /// Checks settings before anything is attached.
 pub(super) fn check(config: &Config) -> Result<(), PolicyStartError> {
-    let is_on = config.policy.policy != PolicyMode::Off;
-    let needs_pod = is_on && !config.source.manifests.is_empty() && config.policy.policy_pod.is_none();
-    if needs_pod { Err(PolicyStartError::NoPod) } else { Ok(()) }
+    let settings = &config.policy;
+    if settings.policy == PolicyMode::Off {
+        if settings.policy_pod.is_some() || !settings.policy_exempt_cgroup.is_empty() {
+            tracing::warn!("--policy-pod and --policy-exempt-cgroup have no effect without --policy enforce or audit");
+        }
+        return Ok(());
+    }
+    if !config.source.manifests.is_empty() && settings.policy_pod.is_none() {
+        return Err(PolicyStartError::NoPod);
+    }
+    exempt_cgroups(config).map(drop)
+}
+
+fn exempt_cgroups(config: &Config) -> Result<Vec<ExcludedCgroup>, PolicyStartError> {
+    let dirs = config.policy.policy_exempt_cgroup.iter();
+    Ok(dirs.map(|dir| excluded_cgroup(dir)).collect::<Result<_, _>>()?)
+}
+
+/// Warns of a policy that an earlier agent has left in force, which an agent without one does not follow.
+pub(super) fn warn_of_leftover(pins: &PinDir) {
+    let state = PolicyReader::new(PolicyPins::new(pins)).and_then(|reader| reader.state().ok());
+    if state.is_some_and(|state| state.directions != Directions::default()) {
+        tracing::warn!(
+            name: "policy_left",
+            "a network policy of an earlier agent is in force, and stays as it is: --policy enforce follows it, and \
+             `cproxy cleanup --policy-too` removes it"
+        );
+    }
+}
+
+impl PolicyStartError {
+    /// Whether a setting is missing, or names something that does not exist.
+    pub(super) fn is_of_setting(&self) -> bool {
+        match self {
+            Self::NoPod | Self::Exempt(CgroupError::NotCgroup2(_)) => true,
+            Self::Exempt(CgroupError::Io(_, error)) => error.kind() == io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
 }
 
 impl PolicyTask {
@@ -168,10 +212,9 @@ impl PolicyTask {
     ) -> Result<Self, PolicyStartError> {
         let own_pins = PolicyPins::new(pins);
         let mut maps = PolicyMaps::open(&own_pins)?;
-        let exempt = config.policy.policy_exempt_cgroup.iter().map(|dir| excluded_cgroup(dir));
         maps.configure(&PolicySettings {
             netns_cookie: netns_cookie().map_err(PolicyStartError::Netns)?,
-            exempt_cgroups: exempt.collect::<Result<_, _>>()?,
+            exempt_cgroups: exempt_cgroups(config)?,
             is_audited: config.policy.policy == PolicyMode::Audit,
         })?;
         let hooks = Hooks {
@@ -195,6 +238,8 @@ impl PolicyTask {
             closings: mpsc::channel(1),
             reports: mpsc::channel(REPORTS_WAITING_MAX),
             enforced: None,
+            missing: None,
+            retry: None,
             is_audited: config.policy.policy == PolicyMode::Audit,
             gauges: Arc::default(),
         };
@@ -241,6 +286,7 @@ impl PolicyTask {
                     }
                     outcome.map(|sender| sender.send(closed));
                 }
+                () = due(self.retry), if self.retry.is_some() => self.write().await,
                 Some(sender) = self.reports.1.recv() => drop(sender.send(Some(self.report()))),
             }
         }
@@ -285,27 +331,19 @@ impl PolicyTask {
                 let compiled = compile(&policy, |set| complete.addresses(set));
                 (policy, complete.set_sizes(), compiled)
             }
-            Err(missing) => {
-                // A policy that was in force stays.
-                self.state.send_if_modified(|state| match state {
-                    Err(before) if *before != missing => {
-                        *before = missing;
-                        true
-                    }
-                    _ => false,
-                });
-                return;
-            }
+            Err(missing) => return self.lack(missing),
         };
+        (self.retry, self.missing) = (None, None);
         compiled.problems.iter().for_each(|problem| tracing::warn!(name: "problem", "{problem}"));
         let written = self.enforce(&compiled).await;
         match written {
             Ok(()) => {
                 if self.state.borrow().is_err() {
                     let Directions { ingress, egress } = compiled.isolated;
+                    let mode = if self.is_audited { "audited" } else { "in force" };
                     tracing::info!(
                         name: "policy",
-                        "the pod's policy is in force: isolated for ingress: {ingress}, egress: {egress}"
+                        "the pod's policy is {mode}: isolated for ingress: {ingress}, egress: {egress}"
                     );
                 }
                 self.gauges.rules.store(policy.rules.len() as u64, Ordering::Relaxed);
@@ -315,13 +353,30 @@ impl PolicyTask {
                 drop(self.state.send_replace(Ok(())));
             }
             Err(error) => {
-                tracing::error!(
-                    name: "policy_failed",
-                    "the pod's policy could not be written, the last one stays: {error}"
-                );
                 self.table.forget();
+                self.retry = Some(Instant::now() + RETRY_INTERVAL);
+                let reason = format!("it cannot be written, and what was in force before stays: {error}");
+                if self.state.borrow().as_ref().err() != Some(&reason) {
+                    tracing::error!(name: "policy_failed", "the pod's policy: {reason}");
+                    drop(self.state.send_replace(Err(reason)));
+                }
             }
         }
+    }
+
+    /// Takes note of a policy that is not complete. One that was in force stays.
+    fn lack(&mut self, missing: String) {
+        if self.missing.as_ref() != Some(&missing) && self.state.borrow().is_ok() {
+            tracing::warn!(name: "policy_missing", "the pod's policy stays as it was: {missing}");
+        }
+        self.state.send_if_modified(|state| match state {
+            Err(before) if *before != missing => {
+                before.clone_from(&missing);
+                true
+            }
+            _ => false,
+        });
+        self.missing = Some(missing);
     }
 
     /// A policy that allows traffic within the VM alone.
@@ -355,6 +410,14 @@ impl PolicyTask {
     }
 }
 
+/// Waits until a time.
+async fn due(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Hooks {
     /// Attaches the programs of these directions that are not attached.
     async fn attach(&self, directions: Directions) -> Result<(), PolicyError> {
@@ -385,9 +448,14 @@ pub(super) fn attach_behind(pins: &PinDir, cgroup: &Path) -> Result<(), PolicyEr
     if own.exist() { PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?.attach_behind() } else { Ok(()) }
 }
 
-/// Programs of the policy in force that are not attached, as words; `None`: all are, or there is no policy.
-pub(super) fn detached(pins: &PinDir, cgroup: &Path) -> Option<String> {
+/// Programs of the policy in force that are not attached, as words; `None`: all are, or there is no policy. An agent
+/// that `enforces` has one.
+pub(super) fn detached(pins: &PinDir, cgroup: &Path, enforces: bool) -> Option<String> {
     let own = PolicyPins::new(pins);
+    if enforces && !own.exist() {
+        let dir = own.directory().display();
+        return Some(format!("the pod's network policy is not enforced: {dir} was removed; start the agent again"));
+    }
     let attached = || {
         let Some(reader) = PolicyReader::new(own.clone()) else { return Ok(true) };
         PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?.are_attached(reader.state()?.directions)

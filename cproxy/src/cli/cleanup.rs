@@ -50,8 +50,7 @@ pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
 /// Detaches the programs and removes table, pins and the files of the run directory. Returns the number of objects.
 pub(super) fn remove(pin_dir: &Path, run_dir: &Path) -> anyhow::Result<usize> {
     let pins = PinDir::new(pin_dir);
-    PolicyPins::new(&pins).remove()?;
-    let removed = pins.remove()?;
+    let removed = pins.remove(|| PolicyPins::new(&pins).remove())?;
     // No agent runs on these pins; a killed agent's files in the run directory are no longer true.
     run_dir::clear_unused(run_dir)?;
     for path in &removed.foreign {

@@ -1,5 +1,7 @@
 //! Objects of network policies from JSON, field by field. The decoders that are derived for these types, with the path
 //! of an error, would make the agent 100 KB larger.
+//!
+//! A field of a NetworkPolicy that is not known is an error, as for kubectl: `to` in the place of `from` allows all.
 
 use std::collections::BTreeMap;
 
@@ -49,14 +51,17 @@ pub(super) fn pod(object: &Value) -> Decoded<Pod> {
 pub(super) fn network_policy(object: &Value) -> Decoded<NetworkPolicy> {
     let root = Field::root(object);
     let spec = root.object("spec")?;
+    spec.has_only(&["podSelector", "ingress", "egress", "policyTypes"])?;
     Ok(NetworkPolicy {
         metadata: metadata(&root.object("metadata")?)?,
         spec: NetworkPolicySpec {
             pod_selector: selector(&spec.object("podSelector")?)?,
             ingress: spec.list("ingress", |rule| {
+                rule.has_only(&["ports", "from"])?;
                 Ok(IngressRule { ports: rule.list("ports", port)?, from: rule.list("from", peer)? })
             })?,
             egress: spec.list("egress", |rule| {
+                rule.has_only(&["ports", "to"])?;
                 Ok(EgressRule { ports: rule.list("ports", port)?, to: rule.list("to", peer)? })
             })?,
             policy_types: spec.get("policyTypes").texts()?,
@@ -92,6 +97,7 @@ fn ip(field: &Field<'_>) -> Decoded<Ip> {
 }
 
 fn port(field: &Field<'_>) -> Decoded<PolicyPort> {
+    field.has_only(&["protocol", "port", "endPort"])?;
     let port = field.get("port");
     let number_or_name = match port.value {
         Value::Null => None,
@@ -106,17 +112,21 @@ fn port(field: &Field<'_>) -> Decoded<PolicyPort> {
 }
 
 fn peer(field: &Field<'_>) -> Decoded<Peer> {
+    field.has_only(&["podSelector", "namespaceSelector", "ipBlock"])?;
     Ok(Peer {
         pod_selector: field.optional("podSelector", selector)?,
         namespace_selector: field.optional("namespaceSelector", selector)?,
         ip_block: field.optional("ipBlock", |block| {
+            block.has_only(&["cidr", "except"])?;
             Ok(IpBlock { cidr: block.text("cidr")?, except: block.get("except").texts()? })
         })?,
     })
 }
 
 fn selector(field: &Field<'_>) -> Decoded<LabelSelector> {
+    field.has_only(&["matchLabels", "matchExpressions"])?;
     let requirement = |field: &Field<'_>| {
+        field.has_only(&["key", "operator", "values"])?;
         Ok(LabelSelectorRequirement {
             key: field.text("key")?,
             operator: field.text("operator")?,
@@ -146,6 +156,12 @@ impl<'a> Field<'a> {
     /// A field that is an object; null is an empty one.
     fn object(&self, name: &str) -> Decoded<Field<'a>> {
         self.get(name).checked()
+    }
+
+    /// Refuses fields of an object that are not among these.
+    fn has_only(&self, known: &[&str]) -> Decoded<()> {
+        let unknown = self.value.as_object().into_iter().flatten().find(|(name, _)| !known.contains(&&***name));
+        unknown.map_or(Ok(()), |(name, _)| Err(format!("{}: unknown field", self.get(name).path)))
     }
 
     fn checked(self) -> Decoded<Self> {
@@ -291,7 +307,11 @@ mod tests {
     }
 
     fn check<T: DeserializeOwned + PartialEq + std::fmt::Debug>(object: &Value, decode: fn(&Value) -> Decoded<T>) {
-        assert_eq!(decode(object).ok(), T::deserialize(object).ok(), "{object}");
+        let decoded = decode(object);
+        // The derived decoders take unknown fields.
+        if !decoded.as_ref().is_err_and(|error| error.ends_with("unknown field")) {
+            assert_eq!(decoded.ok(), T::deserialize(object).ok(), "{object}");
+        }
     }
 
     #[test]
@@ -323,6 +343,15 @@ mod tests {
     fn an_error_has_the_path_of_its_field() {
         let object = json!({"spec": {"ingress": [{}, {"ports": [{"port": true}]}]}});
         assert_eq!(network_policy(&object).unwrap_err(), "spec.ingress[1].ports[0].port: expected a number of 32 bits");
+        for (rule, field) in [
+            (json!({"to": []}), "to"),
+            (json!({"from": [{"nameSpaceSelector": {}}]}), "from[0].nameSpaceSelector"),
+            (json!({"from": [{"podSelector": {"matchLabel": {}}}]}), "from[0].podSelector.matchLabel"),
+            (json!({"ports": [{"number": 80}]}), "ports[0].number"),
+        ] {
+            let object = json!({"spec": {"ingress": [rule]}});
+            assert_eq!(network_policy(&object).unwrap_err(), format!("spec.ingress[0].{field}: unknown field"));
+        }
         let object = json!({"metadata": {"labels": {"a/b": 1}}});
         assert_eq!(namespace(&object).unwrap_err(), "metadata.labels.a/b: expected a text");
     }

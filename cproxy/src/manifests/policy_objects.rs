@@ -72,6 +72,11 @@ impl PolicyObject {
             }
             PolicyKind::NetworkPolicies => {
                 let policy = Policy::read(&policy_json::network_policy(object)?);
+                if let Some(problem) =
+                    policy.iter().flat_map(|policy| &policy.problems).find(|of| decides_isolation(of))
+                {
+                    return Err(format!("{}: {}", problem.field, problem.message));
+                }
                 policy.map(|Read { value, problems }| Read { value: Self::NetworkPolicy(Box::new(value)), problems })
             }
             PolicyKind::Pods => {
@@ -98,6 +103,11 @@ impl PolicyObject {
             Self::Unreadable(..) => None,
         }
     }
+}
+
+/// Whether a mistake leaves open which pods a NetworkPolicy isolates.
+fn decides_isolation(problem: &Problem) -> bool {
+    ["spec.podSelector", "spec.policyTypes"].iter().any(|field| problem.field.starts_with(field))
 }
 
 impl<'a> PolicyId<'a> {

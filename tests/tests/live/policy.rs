@@ -318,8 +318,11 @@ fn settings_that_do_not_fit_are_refused() {
     pods.write(&[], "other");
     let without_pod = Agent::new(&pods.sandbox).manifests(pods.sandbox.manifest_dir()).args(["--policy", "enforce"]);
     let mut agent = without_pod.spawn();
-    assert!(agent.wait(SYNC).is_some(), "the agent ends");
+    assert_eq!(agent.wait(SYNC).and_then(|status| status.code()), Some(2), "the agent ends");
     assert!(agent.log().contains("manifests need --policy-pod"), "{}", agent.log());
+    let mut agent = pods.agent("enforce").args(["--policy-exempt-cgroup", "/nowhere"]).spawn();
+    assert_eq!(agent.wait(SYNC).and_then(|status| status.code()), Some(2), "the agent ends");
+    assert!(!agent.log().contains("attached"), "{}", agent.log());
 }
 
 #[test]
@@ -412,12 +415,16 @@ fn a_pod_that_is_isolated_is_not_opened_by_mistake() {
     let pods = Pods::new();
     pods.write(&[both()], "other");
     let mut agent = pods.enforce();
-    agent.kill();
     let _other = echo::tcp_in(&pods.other, (OTHER.v4, TCP), "other");
+    let refused = cproxy(&pods.sandbox, &["cleanup", "--policy-too"]);
+    assert!(refused.code == 1 && refused.stderr.contains("in use by a running cproxy"), "{refused:?}");
+    assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED, "nothing was removed");
+    agent.kill();
     // An agent without the flag leaves the policy in force, and its own programs before it.
     let mut plain = Agent::new(&pods.sandbox).manifests(pods.sandbox.manifest_dir()).start();
     assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
     plain.kill();
+    assert!(plain.log().contains("a network policy of an earlier agent is in force"), "{}", plain.log());
     let refused = cproxy(&pods.sandbox, &["cleanup"]);
     assert!(refused.code == 1 && refused.stderr.contains("--policy-too"), "{refused:?}");
     assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);

@@ -107,6 +107,32 @@ fn an_answer_that_an_unused_policy_might_change_is_none() {
 }
 
 #[test]
+fn mistakes_that_leave_open_whom_a_policy_isolates_leave_the_question_open() {
+    let sandbox = Sandbox::for_test();
+    let requirement = json!({"key": "app", "operator": "in", "values": ["pg"]});
+    let only = |to: Value| json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [to]});
+    for (spec, why) in [
+        (
+            json!({"podSelector": {"matchExpressions": [requirement]}}),
+            "\"in\" is not In, NotIn, Exists or DoesNotExist",
+        ),
+        (
+            json!({"podSelector": {}, "policyTypes": ["Ingres"]}),
+            "spec.policyTypes[0]: \"Ingres\" is not Ingress or Egress",
+        ),
+        (only(json!({"to": []})), "spec.ingress[0].to: unknown field"),
+        (json!({"podSelector": {"matchLabel": {"app": "pg"}}}), "spec.podSelector.matchLabel: unknown field"),
+        (json!({"podSelector": {}, "ingres": []}), "spec.ingres: unknown field"),
+    ] {
+        manifest::write(&sandbox.manifest_dir(), "shop.json", shop().into_iter().chain([policy("db", "wrong", spec)]));
+        let output = ask(&sandbox, "shop/web", "db/pg:http", &["-o", "json"]);
+        assert!(output.code == 4 && output.stderr.contains(why), "{why}: {output:?}");
+        let answer: Value = serde_json::from_str(&output.stdout).unwrap();
+        assert_eq!(answer["notes"], json!(["NetworkPolicy db/wrong is not used, and might change the answer"]));
+    }
+}
+
+#[test]
 fn a_question_without_an_answer_is_told_from_a_refusal() {
     let sandbox = Sandbox::for_test();
     let no_address = [pod("db", "new", &[])];

@@ -20,7 +20,7 @@ use crate::{
 
 /// Peers of the pod, which are nowhere: a call that is not denied finds no route.
 const CLIENT: &str = "10.244.1.2:80";
-/// No pod has this address at first. Of two pods with one address, the later one has it, in the same second either.
+/// No other pod has this address: of two pods of one second, chance decides whose it is.
 const OTHER: &str = "10.244.1.9:80";
 const METRICS: &str = "127.0.0.1:10349";
 

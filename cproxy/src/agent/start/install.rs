@@ -16,7 +16,7 @@ use crate::{
         error::AgentError,
         install::{install_in_child, load_policy_in_child},
         own_sockets::socket_setup,
-        policy::{Feed, FeedSender, PolicyTask},
+        policy::{Feed, FeedSender, PolicyTask, warn_of_leftover},
         readiness::Readiness,
         reconciler::{Reconciler, Shared},
         source::{self, CheckedSource, SourceStatus},
@@ -113,8 +113,9 @@ impl Checked {
         let mut early = EarlyEvents::new(Store::new(node.clone()), measures);
         let installed = install_in_child(&environment, &lock, config.counters.service_counters, None);
         early.receive(&mut source.events, installed).await?;
-        if feed.is_some() {
-            load_policy_in_child(&environment, &lock).await?;
+        match feed {
+            Some(_) => load_policy_in_child(&environment, &lock).await?,
+            None => warn_of_leftover(lock.pins()),
         }
         source.early = early.rest;
         report_scope(&environment, &run_dir)?;

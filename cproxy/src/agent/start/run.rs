@@ -55,6 +55,7 @@ impl Installed {
         // The agent may write to no such file later.
         let entrance = health::entrance(&environment.cgroup);
         *broker = filter_system_calls(self.broker).map(Arc::new);
+        let has_policy = self.policy.is_some();
         if let Some((mut policy, feed)) = self.policy {
             policy.confine(broker.clone());
             tasks.keep("policy", policy.run(feed));
@@ -87,6 +88,7 @@ impl Installed {
             environment,
             cgroup: config.cgroup.cgroup.clone(),
             service_counters: config.counters.service_counters,
+            has_policy,
             run_dir: config.run.run_dir.clone(),
             lock,
             tasks: tasks.clone(),

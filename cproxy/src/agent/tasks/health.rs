@@ -127,6 +127,8 @@ pub(in crate::agent) struct HealthChecker {
     pub(in crate::agent) cgroup: Option<PathBuf>,
     /// Whether the programs count by Service.
     pub(in crate::agent) service_counters: ServiceCounting,
+    /// Whether the agent enforces the pod's network policy.
+    pub(in crate::agent) has_policy: bool,
     pub(in crate::agent) run_dir: PathBuf,
     /// Lock of the pin directory, until the agent ends.
     pub(in crate::agent) lock: PinLock,
@@ -261,7 +263,7 @@ impl HealthChecker {
             attachments.remove_trace_leftover();
         }
         differences.extend(of_links.iter().map(ToString::to_string));
-        differences.extend(policy::detached(self.lock.pins(), &self.environment.cgroup));
+        differences.extend(policy::detached(self.lock.pins(), &self.environment.cgroup, self.has_policy));
         if let Some(better) = self.better_cgroup(attachments) {
             differences.push(format!(
                 "{} is not the cgroup of the workload any more, which is {}",

@@ -11,7 +11,7 @@ use crate::{
         options::Format,
         output::{print, print_error},
     },
-    diagnose::policy::{Destination, Side, judge},
+    diagnose::policy::{Destination, Judgement, Side, judge},
     manifests::{Files, ManifestError},
 };
 
@@ -53,7 +53,13 @@ pub(super) fn run(
         Ok(files) => files,
         Err(error) => return not_answered(&error),
     };
-    let judged = refuse_services(&files, store, from, &to.side).and_then(|()| judge(&files.policy_objects(), from, to));
+    let judge = || judge(&files.policy_objects(), from, to);
+    let mut judged = refuse_services(&files, store, from, &to.side).and_then(|()| judge());
+    if let Ok(Judgement { answer, unread, .. }) = &mut judged {
+        let file = files.has_unread_file().then(|| "a file that cannot be read".to_owned());
+        let doubt = |what: &String| format!("{what} is not used, and might change the answer");
+        answer.notes.extend(unread.iter().chain(&file).map(doubt));
+    }
     let duplicates = files.duplicates();
     let of_policies = judged.iter().flat_map(|judgement| &judgement.problems);
     let problems = sorted_set(files.problems().chain(&duplicates).chain(of_policies));

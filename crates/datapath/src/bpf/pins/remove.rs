@@ -1,7 +1,7 @@
 //! Removal of all that cproxy has pinned, of any layout.
 
 use std::{
-    fs,
+    fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -30,18 +30,21 @@ pub struct Removed {
 }
 
 impl PinDir {
-    /// Removes every object of ours, of any layout: the hooks are detached with their links.
+    /// Removes every object of ours, of any layout: the hooks are detached with their links. `first` removes what lies
+    /// beside the tables, once it is known that no agent runs.
     ///
     /// # Errors
     /// An agent is running, or a file could not be removed.
-    pub fn remove(&self) -> Result<Removed, PinError> {
+    pub fn remove(&self, first: impl FnOnce() -> io::Result<()>) -> Result<Removed, PinError> {
         if self.directory().exists() && !is_bpffs(self.directory()) {
             return Err(PinError::NoBpffs(self.directory().to_owned()));
         }
+        let dirs = self.layouts()?.into_iter().map(|version| self.directory().join(version));
+        let locked = |dir: PathBuf| lock_directory(self, &dir).map(|lock| (dir, lock));
+        let locked = dirs.map(locked).collect::<Result<Vec<_>, _>>()?;
+        first().map_err(|error| PinError::Io(self.directory().to_owned(), error))?;
         let mut removed = Removed::default();
-        for version in self.layouts()? {
-            let dir = self.directory().join(&version);
-            let lock = lock_directory(self, &dir)?;
+        for (dir, lock) in locked {
             removed.remove_objects(&lock, &dir, dir == self.versioned())?;
             drop(lock);
             remove_if_empty(&dir)?;
