@@ -269,7 +269,7 @@ fn print_policy(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     };
     match options.output {
         GetFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&report)?)),
-        GetFormat::Yaml => print(&serde_saphyr::to_string(&report)?),
+        GetFormat::Yaml => print(&yaml(&serde_json::to_string_pretty(&report)?)?),
         GetFormat::Name => print_rows(options, report.rules, PodPolicyRow::name),
         GetFormat::Table | GetFormat::Wide => {
             print(&format!("{}\n", printable_lines(&report.heading())))?;
@@ -306,9 +306,15 @@ fn print_rows<R: TableRow + Serialize>(
         GetFormat::Table => table_text(&rows, layout()),
         GetFormat::Wide => table_text(&rows, Layout::Wide),
         GetFormat::Json => format!("{}\n", serde_json::to_string_pretty(&rows)?),
-        GetFormat::Yaml => serde_saphyr::to_string(&rows)?,
+        GetFormat::Yaml => yaml(&serde_json::to_string_pretty(&rows)?)?,
         GetFormat::Name => rows.iter().map(|row| format!("{}\n", name(row))).collect(),
     })
+}
+
+/// YAML with the fields of JSON in alphabetical order, as kubectl has them. Written from each type of row, it would make
+/// the agent longer.
+fn yaml(json: &str) -> anyhow::Result<String> {
+    Ok(serde_saphyr::to_string(&serde_json::from_str::<serde_json::Value>(json)?)?)
 }
 
 /// Reason why there are no names of Services, which a watch prints again only if it changes.
