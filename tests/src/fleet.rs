@@ -19,6 +19,7 @@ pub use self::{
 };
 use crate::{
     control_plane::{ADDRESS, ControlPlane, role_binding},
+    controllers,
     guest::{INITRAMFS_VARIABLE, KERNEL_VARIABLE, path_from_env},
     manifest,
     population::Shape,
@@ -29,10 +30,9 @@ use crate::{
     writer::Writer,
 };
 
-/// Variables with the example's program, the layout with the pods' images, and the directory of the controllers.
+/// Variables with the example's program, and the layout with the pods' images.
 const PROVIDER_VARIABLE: &str = "CPROXY_FLEET_PROVIDER";
 const IMAGES_VARIABLE: &str = "CPROXY_FLEET_IMAGES";
-const CONTROLLERS_VARIABLE: &str = "CPROXY_CONTROLLERS";
 const VERB: &str = "cargo xtask fleet demo";
 
 /// Objects of the example.
@@ -75,7 +75,7 @@ impl<'s> Fleet<'s> {
     /// As [`ControlPlane::start`], or when the provider does not start.
     pub fn start(sandbox: &'s Sandbox) -> Self {
         let control_plane = ControlPlane::start_for_pods(sandbox);
-        let controllers = start_controllers(sandbox, &control_plane);
+        let controllers = controllers::start(sandbox, &control_plane);
         sandbox.ip(&format!(
             "link add {BRIDGE} type bridge\naddress add {POD_NETWORK} dev {BRIDGE}\nlink set {BRIDGE} up\n"
         ));
@@ -202,21 +202,6 @@ fn qemus() -> impl Iterator<Item = (rustix::process::Pid, String)> {
 
 fn machines(sandbox: &Sandbox) -> PathBuf {
     sandbox.dir().join("vms")
-}
-
-fn start_controllers(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> [Daemon; 2] {
-    ["kube-controller-manager", "kube-scheduler"].map(|name| {
-        let mut command = Command::new(path_from_env(CONTROLLERS_VARIABLE, VERB).join(name));
-        command.arg("--kubeconfig").arg(control_plane.kubeconfig_for(&format!("system:{name}")));
-        command.args(["--leader-elect=false", "--bind-address=127.0.0.1"]);
-        if name == "kube-controller-manager" {
-            // Each controller with its own account, which Kubernetes grants its rights.
-            command.arg("--use-service-account-credentials");
-            command.arg("--service-account-private-key-file").arg(control_plane.account_key_file());
-            command.arg("--root-ca-file").arg(control_plane.ca_file());
-        }
-        Daemon::spawn(sandbox, name, Placement::Unhooked, command)
-    })
 }
 
 fn start_provider(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> Daemon {

@@ -16,6 +16,7 @@ pub mod api;
 pub mod audit;
 pub mod build;
 pub mod control_plane;
+pub mod controllers;
 pub mod echo;
 // It reads the registers of x86_64.
 #[cfg(target_arch = "x86_64")]
