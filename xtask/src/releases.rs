@@ -1,6 +1,6 @@
 //! Releases of other projects that tests run against, built from their Go modules at the versions that the `go.mod`
-//! files below `tests/` pin: etcd and Kubernetes, CoreDNS, Prometheus's promtool, Helm, and engines of network
-//! policies. Real peers find mistakes that an imitation by the agent's authors would share with it. nfpm makes
+//! files below `tests/` pin: etcd, Kubernetes and its tests, CoreDNS, Prometheus's promtool, Helm, and engines of
+//! network policies. Real peers find mistakes that an imitation by the agent's authors would share with it. nfpm makes
 //! packages, by the `go.mod` in `images/packages`.
 
 use std::{
@@ -30,6 +30,8 @@ pub(crate) struct Release {
     packages: &'static [&'static str],
     /// Whether etcd is built, too.
     has_etcd: bool,
+    /// The package whose tests are built as a program.
+    test_package: Option<&'static str>,
 }
 
 /// The Kubernetes that tests and benchmarks use.
@@ -45,6 +47,7 @@ pub(crate) const KUBERNETES: Release = Release {
         "k8s.io/kubernetes/cmd/kubectl",
     ],
     has_etcd: true,
+    test_package: None,
 };
 
 /// The oldest supported Kubernetes, for long tests.
@@ -77,6 +80,7 @@ pub(crate) const COREDNS: Release = Release {
     source: "github.com/coredns/coredns",
     packages: &["cproxy.dev/tests/coredns"],
     has_etcd: false,
+    test_package: None,
 };
 
 /// A Prometheus newer than Debian's, for long tests.
@@ -88,6 +92,7 @@ pub(crate) const PROMETHEUS: Release = Release {
     source: "github.com/prometheus/prometheus",
     packages: &["github.com/prometheus/prometheus/cmd/promtool"],
     has_etcd: false,
+    test_package: None,
 };
 
 /// Helm, which renders and installs the chart in tests.
@@ -99,6 +104,7 @@ pub(crate) const HELM: Release = Release {
     source: "helm.sh/helm/v3",
     packages: &["helm.sh/helm/v3/cmd/helm"],
     has_etcd: false,
+    test_package: None,
 };
 
 /// Two engines of network policies, whose verdicts tests compare with cproxy's.
@@ -110,6 +116,31 @@ pub(crate) const POLICY_ENGINES: Release = Release {
     source: "sigs.k8s.io/kube-network-policies",
     packages: &["cproxy.dev/tests/policies"],
     has_etcd: false,
+    test_package: None,
+};
+
+/// The tests with which Kubernetes tests clusters, and the program in its images for tests.
+pub(crate) const E2E: Release = Release {
+    name: "Kubernetes's e2e.test",
+    variable: "CPROXY_E2E",
+    home: "tests/e2e",
+    module: "e2e",
+    packages: &["k8s.io/kubernetes/test/images/agnhost"],
+    has_etcd: false,
+    test_package: Some("k8s.io/kubernetes/test/e2e"),
+    ..KUBERNETES
+};
+
+/// A provider whose pods are network namespaces.
+pub(crate) const NETPOL_PROVIDER: Release = Release {
+    name: "the provider of network namespaces, virtual-kubelet",
+    variable: "CPROXY_NETPOL_PROVIDER",
+    home: "tests/netpol",
+    module: "netpol",
+    source: "github.com/virtual-kubelet/virtual-kubelet",
+    packages: &["cproxy.dev/tests/netpol"],
+    has_etcd: false,
+    test_package: None,
 };
 
 /// Writer of packages for Debian, Fedora and Alpine.
@@ -121,6 +152,7 @@ pub(crate) const NFPM: Release = Release {
     source: "github.com/goreleaser/nfpm/v2",
     packages: &["github.com/goreleaser/nfpm/v2/cmd/nfpm"],
     has_etcd: false,
+    test_package: None,
 };
 
 /// The start of the name of a directory that is being built, before the process's id.
@@ -195,6 +227,10 @@ impl Release {
         if self.has_etcd {
             run::run_logged(self.go_build(version, &temporary.join("etcd")).arg(ETCD), "building etcd")?;
         }
+        if let Some(package) = self.test_package {
+            let program = temporary.join(format!("{}.test", package.rsplit('/').next().unwrap_or(package)));
+            run::run_logged(self.go(&["test", "-c"], version, &program).arg(package), &building)?;
+        }
         match fs::rename(&temporary, directory) {
             Err(_) if directory.is_dir() => Ok(()), // another process was faster; what it built is the same
             renamed => renamed.with_context(|| format!("renaming {} to {}", temporary.display(), directory.display())),
@@ -202,9 +238,13 @@ impl Release {
     }
 
     fn go_build(&self, version: &str, output: &Path) -> Command {
+        self.go(&["build"], version, output)
+    }
+
+    fn go(&self, words: &[&str], version: &str, output: &Path) -> Command {
         let mut command = Command::new("go");
-        command.current_dir(self.source()).env("CGO_ENABLED", "0");
-        command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &linker_flags(version), "-o"]).arg(output);
+        command.current_dir(self.source()).env("CGO_ENABLED", "0").args(words);
+        command.args(["-trimpath", "-buildvcs=false", "-ldflags", &linker_flags(version), "-o"]).arg(output);
         command
     }
 }

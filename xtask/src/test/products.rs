@@ -18,7 +18,9 @@ use crate::{
     fleet::FleetFiles,
     fuzz::Fuzzer,
     kernels, older,
-    releases::{HELM, KUBERNETES, OLDEST_KUBERNETES, POLICY_ENGINES, PROMETHEUS, Release},
+    releases::{
+        CONTROLLERS, E2E, HELM, KUBERNETES, NETPOL_PROVIDER, OLDEST_KUBERNETES, POLICY_ENGINES, PROMETHEUS, Release,
+    },
     run, setup, sweep, vm,
 };
 
@@ -177,6 +179,10 @@ impl Builder {
             Need::OldestControlPlane => release(&OLDEST_KUBERNETES),
             Need::LatestPromtool => release(&PROMETHEUS),
             Need::PolicyEngines => release(&POLICY_ENGINES),
+            Need::Netpol => {
+                let releases = [release(&CONTROLLERS)?, release(&E2E)?, release(&NETPOL_PROVIDER)?];
+                Ok(releases.into_iter().flatten().collect())
+            }
             Need::Images => {
                 let mut variables = one(INIT_SYSTEMS_VARIABLE, kernels::init_systems().context("no init systems")?);
                 variables.extend(this_program()?);

@@ -57,6 +57,8 @@ pub(super) enum Need {
     LatestPromtool,
     /// Other engines of network policies.
     PolicyEngines,
+    /// Kubernetes's specs of network policies, its controllers, and a provider of pods.
+    Netpol,
     /// Programs that check images.
     Images,
     /// Programs in Go, Java, JavaScript and C, redis and Prometheus.
@@ -68,7 +70,12 @@ impl Need {
     pub(super) fn is_of_go(self) -> bool {
         matches!(
             self,
-            Self::ControlPlane | Self::Helm | Self::OldestControlPlane | Self::LatestPromtool | Self::PolicyEngines
+            Self::ControlPlane
+                | Self::Helm
+                | Self::OldestControlPlane
+                | Self::LatestPromtool
+                | Self::PolicyEngines
+                | Self::Netpol
         )
     }
 
@@ -89,6 +96,7 @@ impl Need {
             Self::Fleet => "files of a fleet",
             Self::LatestPromtool => "latest promtool",
             Self::PolicyEngines => "engines of policies",
+            Self::Netpol => "specs of policies",
             Self::Images => "programs for images",
             Self::Programs => "programs",
         }
@@ -165,6 +173,8 @@ pub(super) const SUITES: &[Suite] = &[
     ], 15, 480),
     suite("chaos", SuiteKind::Live, OLDER, &[rule("nothing_fails_but", CONTROL_PLANE, TWO), all(TWO)], 120, 320),
     suite("policies", SuiteKind::Live, &[Need::PolicyEngines], &[], 75, 110),
+    suite("netpol", SuiteKind::Live, &[Need::Agent, Need::Relay, Need::ControlPlane, Need::Netpol], &[all(TWO)],
+        900, 900),
     suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 20),
     suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 100),
     suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 150),

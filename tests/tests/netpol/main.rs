@@ -1,0 +1,60 @@
+//! The specs of NetworkPolicies that Kubernetes tests its own network plugins with (`e2e.test`), unmodified, against
+//! pods that are network namespaces with an agent each. A Go program in `tests/netpol` makes the pods.
+
+#![expect(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that finds something else than it expects has failed"
+)]
+
+mod cluster;
+mod report;
+
+mod long {
+    use cproxy_tests::sandbox::Sandbox;
+
+    use crate::{cluster::Cluster, report::Report};
+
+    /// The specs, by the name of their group.
+    const FOCUS: &str = r"\[sig-network\].*Netpol";
+
+    /// Specs that probe a ClusterIP with SCTP, which cproxy does not translate.
+    const SKIPPED: &str = r"\[Feature:SCTPConnectivity\]";
+    const SKIPPED_SPECS: [&str; 3] = [
+        "should support a 'default-deny-ingress' policy",
+        "should enforce policy based on Ports",
+        "should enforce policy to allow traffic only from a pod in a different namespace based on PodSelector and \
+         NamespaceSelector",
+    ];
+
+    /// Specs of this version of Kubernetes that run: 45 of traffic, and two of the objects in the API.
+    const PASSED: usize = 47;
+
+    /// Variable with another expression for the specs that run: then their number does not matter.
+    const FOCUS_VARIABLE: &str = "CPROXY_NETPOL_FOCUS";
+
+    #[test]
+    fn the_specs_of_kubernetes_pass() {
+        let sandbox = Sandbox::for_test();
+        let cluster = Cluster::start(&sandbox);
+        let chosen = std::env::var(FOCUS_VARIABLE).ok();
+        let report = cluster.run_specs(chosen.as_deref().unwrap_or(FOCUS), SKIPPED);
+        println!("{}", report.table());
+        assert!(report.failed().is_empty(), "failed: {:#?}", report.failed());
+        assert!(!report.passed().is_empty(), "no spec was chosen");
+        if chosen.is_none() {
+            assert_eq!(report.passed().len(), PASSED);
+            check_skipped(&report);
+        }
+    }
+
+    /// Checks that nothing was left out but the specs with SCTP.
+    fn check_skipped(report: &Report) {
+        let skipped = report.skipped_of("Netpol");
+        assert_eq!(skipped.len(), SKIPPED_SPECS.len(), "{skipped:#?}");
+        for spec in SKIPPED_SPECS {
+            assert!(skipped.iter().any(|name| name.contains("using SCTP") && name.contains(spec)), "{skipped:#?}");
+        }
+    }
+}
