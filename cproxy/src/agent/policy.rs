@@ -76,6 +76,8 @@ pub(super) struct PolicyTask {
     pod: Option<ObjectName>,
     /// Addresses of the VM, with which it may always talk.
     own: Vec<Address>,
+    /// Addresses of the node that no object names, with which it may always talk, too.
+    node: Vec<Address>,
     hooks: Hooks,
     state: watch::Sender<PolicyState>,
     closings: (mpsc::Sender<Closing>, mpsc::Receiver<Closing>),
@@ -233,6 +235,7 @@ impl PolicyTask {
             replica,
             pod,
             own,
+            node: config.policy.policy_node_ip.clone(),
             hooks,
             state,
             closings: mpsc::channel(1),
@@ -328,6 +331,7 @@ impl PolicyTask {
             Ok(complete) => {
                 let mut policy = complete.policy.clone();
                 policy.own_addresses = [&*policy.own_addresses, &self.own].concat().into();
+                policy.node_addresses = [&*policy.node_addresses, &self.node].concat().into();
                 let compiled = compile(&policy, |set| complete.addresses(set));
                 (policy, complete.set_sizes(), compiled)
             }

@@ -179,6 +179,12 @@ settings! {
         "policy-pod" policy_pod: Option<ObjectName>, OnRestart, Shown,
             { without: "the pod of the only policy that the relay shows", example: "shop/web-0",
               effect: "Pod whose policy is enforced, as NAMESPACE/NAME. Manifests need it." };
+        /// Addresses of the node beside those of its status, which may always talk with the pod, separated by commas
+        #[arg(value_name = "IP", num_args = 1.., value_delimiter = ',', value_parser = parse_ip)]
+        "policy-node-ip" policy_node_ip: Vec<Address>, OnRestart, Shown,
+            { without: "none", example: "10.244.0.1",
+              effect: "Addresses of the pod's node beside its `status.hostIPs`, such as that of a bridge, from which \
+                       probes come. No policy denies traffic with them." };
         /// Do not apply the policy to calls in or below these cgroups; at most 8, separated by commas
         #[arg(value_name = "DIR", num_args = 1.., value_delimiter = ',')]
         "policy-exempt-cgroup" policy_exempt_cgroup: Vec<PathBuf>, OnRestart, Shown,

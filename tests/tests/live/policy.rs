@@ -160,6 +160,26 @@ fn calls_that_no_rule_allows_are_refused_at_once_in_both_directions() {
     assert_eq!(kind(connects([10, 96, 0, 12], 80)), DENIED);
 }
 
+/// The node calls from the address of its bridge, which no object names.
+#[test]
+fn the_node_may_call_from_an_address_that_a_setting_names() {
+    let pods = Pods::new();
+    let deny = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
+    pods.write(&[policy("deny", deny)], "other");
+    let _agent = pods.agent("enforce").args(["--policy-node-ip", &format!("{},{}", OTHER.v4, OTHER.v6)]).start();
+    for (web, other, client) in [
+        (IpAddr::from(WEB.v4), IpAddr::from(OTHER.v4), IpAddr::from(CLIENT.v4)),
+        (WEB.v6.into(), OTHER.v6.into(), CLIENT.v6.into()),
+    ] {
+        let _web = echo::tcp(&pods.sandbox, (web, TCP), "web");
+        let _other = echo::tcp_in(&pods.other, (other, TCP), "other");
+        assert_eq!(pods.other.run(|| connects(web, TCP)).unwrap(), "web");
+        assert_eq!(connects(other, TCP).unwrap(), "other");
+        assert_eq!(pods.client.run(|| kind(connects(web, TCP))), REFUSED);
+        assert_eq!(kind(connects(client, TCP)), DENIED);
+    }
+}
+
 #[test]
 fn datagrams_are_refused_and_their_replies_pass() {
     let pods = Pods::new();
