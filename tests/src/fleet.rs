@@ -76,8 +76,11 @@ impl<'s> Fleet<'s> {
     pub fn start(sandbox: &'s Sandbox) -> Self {
         let control_plane = ControlPlane::start_for_pods(sandbox);
         let controllers = controllers::start(sandbox, &control_plane);
+        // Without a hardware address of its own, a bridge has one of its links, and another one when that goes.
         sandbox.ip(&format!(
-            "link add {BRIDGE} type bridge\naddress add {POD_NETWORK} dev {BRIDGE}\nlink set {BRIDGE} up\n"
+            "link add {BRIDGE} address 02:00:00:00:00:01 type bridge\n\
+             address add {POD_NETWORK} dev {BRIDGE}\n\
+             link set {BRIDGE} up\n"
         ));
         control_plane.kubectl(&["apply", "-f", "-"], PROVIDER_RIGHTS);
         control_plane.kubectl(&["apply", "-k", BAKED_IN], "");
