@@ -1,6 +1,6 @@
-// A virtual-kubelet provider for tests: a pod is a network namespace with processes of agnhost in it, and a cproxy of its
-// own, as if it were a microVM. It runs the upstream tests of network policies without an image and without a container
-// runtime.
+// A virtual-kubelet provider for tests: a pod is a network namespace with processes of agnhost in it, and a cproxy of
+// its own, as if it were a microVM. It runs the upstream tests of network policies without an image and without a
+// container runtime.
 package main
 
 import (
@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -43,7 +44,7 @@ type settings struct {
 	nodeName, nodeAddress, kubeconfig string
 	certificate, key, clientCA        string
 	directory, pins, cgroup           string
-	bridge, podNetwork                string
+	bridge, podNetworks               string
 	cproxy, relay, relayCA, agnhost   string
 }
 
@@ -60,7 +61,7 @@ func main() {
 	flag.StringVar(&s.pins, "pin-dir", "", "directory of a BPF file system for pins of the pods")
 	flag.StringVar(&s.cgroup, "cgroup", "", "cgroup2 directory for cgroups of the pods")
 	flag.StringVar(&s.bridge, "bridge", "", "bridge to which pods are attached")
-	flag.StringVar(&s.podNetwork, "pod-network", "", "the bridge's address, with the range of the pods")
+	flag.StringVar(&s.podNetworks, "pod-networks", "", "the bridge's addresses, with the ranges of the pods")
 	flag.StringVar(&s.cproxy, "cproxy", "", "the agent's program")
 	flag.StringVar(&s.relay, "relay", "", "URL of the relay")
 	flag.StringVar(&s.relayCA, "relay-ca-file", "", "authority of the relay's certificate")
@@ -75,9 +76,13 @@ func main() {
 }
 
 func run(ctx context.Context, s *settings) error {
-	prefix, err := netip.ParsePrefix(s.podNetwork)
-	if err != nil {
-		return fmt.Errorf("--pod-network: %w", err)
+	var prefixes []netip.Prefix
+	for text := range strings.SplitSeq(s.podNetworks, ",") {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return fmt.Errorf("--pod-networks: %w", err)
+		}
+		prefixes = append(prefixes, prefix)
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
 	if err != nil {
@@ -91,7 +96,7 @@ func run(ctx context.Context, s *settings) error {
 	}
 	p := &provider{
 		settings: s, client: client, pods: map[string]*pod{},
-		network: &network{bridge: s.bridge, prefix: prefix, used: map[netip.Addr]bool{}},
+		network: &network{bridge: s.bridge, prefixes: prefixes, used: map[byte]bool{}},
 	}
 	defer p.stop()
 	server, err := p.serve()

@@ -44,30 +44,32 @@ type pod struct {
 func (p *pod) run(ctx context.Context) {
 	defer close(p.done)
 	defer p.remove()
-	p.setStatus(corev1.PodPending, netip.Addr{}, corev1.ContainerState{
+	p.setStatus(corev1.PodPending, nil, corev1.ContainerState{
 		Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"},
 	})
-	address, err := p.provider.network.take()
+	var addresses []netip.Addr
+	number, err := p.provider.network.take()
 	if err == nil {
-		defer p.provider.network.give(address)
-		err = p.begin(ctx, address)
+		defer p.provider.network.give(number)
+		addresses = p.provider.network.addresses(number)
+		err = p.begin(ctx, number)
 	}
 	ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, FinishedAt: metav1.Now()}}
 	if err != nil {
 		log.Printf("%s: %v", p.name(), err)
 		ended.Terminated.Reason, ended.Terminated.Message = "NotStarted", err.Error()
 	} else {
-		p.setStatus(corev1.PodRunning, address, corev1.ContainerState{
+		p.setStatus(corev1.PodRunning, addresses, corev1.ContainerState{
 			Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()},
 		})
 		<-ctx.Done()
 	}
 	p.kill()
-	p.setStatus(corev1.PodFailed, address, ended)
+	p.setStatus(corev1.PodFailed, addresses, ended)
 }
 
 // begin makes everything. Containers start when cproxy is ready, with Services and policy in force.
-func (p *pod) begin(ctx context.Context, address netip.Addr) error {
+func (p *pod) begin(ctx context.Context, number byte) error {
 	if err := errors.Join(os.MkdirAll(p.file("run"), 0o700), os.Mkdir(p.cgroup(), 0o755)); err != nil {
 		return err
 	}
@@ -79,7 +81,7 @@ func (p *pod) begin(ctx context.Context, address netip.Addr) error {
 	p.mu.Lock()
 	p.holder = holder.Process.Pid
 	p.mu.Unlock()
-	if err := p.provider.network.connect(holder.Process.Pid, address); err != nil {
+	if err := p.provider.network.connect(holder.Process.Pid, number); err != nil {
 		return err
 	}
 	if err := p.startAgent(ctx); err != nil {
@@ -244,7 +246,7 @@ func (p *pod) remove() {
 }
 
 // setStatus reports a state of all containers, as a kubelet does. A pod that runs is ready.
-func (p *pod) setStatus(phase corev1.PodPhase, address netip.Addr, state corev1.ContainerState) {
+func (p *pod) setStatus(phase corev1.PodPhase, addresses []netip.Addr, state corev1.ContainerState) {
 	isReady := phase == corev1.PodRunning
 	p.mu.Lock()
 	node := p.provider.settings.nodeAddress
@@ -252,8 +254,9 @@ func (p *pod) setStatus(phase corev1.PodPhase, address netip.Addr, state corev1.
 		Phase: phase, StartTime: p.object.Status.StartTime, QOSClass: p.object.Status.QOSClass,
 		HostIP: node, HostIPs: []corev1.HostIP{{IP: node}},
 	}
-	if address.IsValid() {
-		status.PodIP, status.PodIPs = address.String(), []corev1.PodIP{{IP: address.String()}}
+	for _, address := range addresses {
+		status.PodIPs = append(status.PodIPs, corev1.PodIP{IP: address.String()})
+		status.PodIP = status.PodIPs[0].IP
 	}
 	for _, container := range p.object.Spec.Containers {
 		status.ContainerStatuses = append(status.ContainerStatuses, corev1.ContainerStatus{

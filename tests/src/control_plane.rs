@@ -40,7 +40,10 @@ pub const NAME: &str = "api.test";
 pub const KUBERNETES_VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
 
 /// Ranges of the ClusterIPs.
-const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:10:96::/112";
+const SERVICE_RANGES: [&str; 2] = ["10.96.0.0/16", "fd00:10:96::/112"];
+
+/// Flag of the API server that lets it reach nodes by their addresses.
+const KUBELETS: &str = "--kubelet-preferred-address-types=InternalIP";
 
 /// Names and addresses in the API server's certificate.
 const NAMES: [&str; 11] = [
@@ -142,7 +145,18 @@ impl<'s> ControlPlane<'s> {
     /// # Panics
     /// As [`ControlPlane::start`].
     pub fn start_for_pods(sandbox: &'s Sandbox) -> Self {
-        Self::start_from(sandbox, binaries(VARIABLE), &["--kubelet-preferred-address-types=InternalIP"], true)
+        Self::start_from(sandbox, binaries(VARIABLE), &[KUBELETS], true)
+    }
+
+    /// Like [`ControlPlane::start_for_pods`], with IPv6 as the family of Services that ask for none.
+    ///
+    /// # Panics
+    /// As [`ControlPlane::start`].
+    pub fn start_for_pods_of_ipv6(sandbox: &'s Sandbox) -> Self {
+        let [v4, v6] = SERVICE_RANGES;
+        let ranges = format!("--service-cluster-ip-range={v6},{v4}");
+        let address = format!("--advertise-address={ADDRESS_V6}");
+        Self::start_from(sandbox, binaries(VARIABLE), &[KUBELETS, &ranges, &address], true)
     }
 
     /// Like [`ControlPlane::start`], with kube-apiserver of the oldest release that is supported.
@@ -436,7 +450,8 @@ impl ControlPlane<'_> {
         api_server.wait_until(START_TIMEOUT, "it was ready", |_| self.get_raw("/readyz"));
         api_server.wait_until(START_TIMEOUT, "default/kubernetes had an endpoint", |_| {
             let slice = self.get_raw("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes")?;
-            if slice.contains(&ADDRESS.to_string()) { Ok(()) } else { Err(slice) }
+            let is_there = [ADDRESS, ADDRESS_V6].iter().any(|address| slice.contains(&address.to_string()));
+            if is_there { Ok(()) } else { Err(slice) }
         });
     }
 
@@ -455,7 +470,7 @@ impl ControlPlane<'_> {
         command.arg(format!("--etcd-servers={ETCD}"));
         command.arg("--bind-address=::").arg(format!("--advertise-address={ADDRESS}"));
         command.arg(format!("--secure-port={port}"));
-        command.arg(format!("--service-cluster-ip-range={SERVICE_RANGES}"));
+        command.arg(format!("--service-cluster-ip-range={}", SERVICE_RANGES.join(",")));
         command.arg("--service-account-issuer=https://kubernetes.default.svc");
         command.arg("--authorization-mode=Node,RBAC");
         if self.has_accounts {

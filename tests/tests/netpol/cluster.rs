@@ -37,19 +37,31 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Limit on all specs.
 const SPECS_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 
-/// A node: name, address, bridge, and the bridge's address with the range of its pods.
+/// A node: name, address, bridge, and the bridge's addresses with the ranges of its pods.
 struct Node {
     name: &'static str,
     address: IpAddr,
     bridge: &'static str,
-    pods: &'static str,
+    pods: [&'static str; 2],
 }
 
 /// The second one's address is also one of the sandbox.
 const NODES: [Node; 2] = [
-    Node { name: "node-1", address: ADDRESS, bridge: "pods1", pods: "10.244.1.1/24" },
-    Node { name: "node-2", address: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)), bridge: "pods2", pods: "10.244.2.1/24" },
+    Node { name: "node-1", address: ADDRESS, bridge: "pods1", pods: ["10.244.1.1/24", "fd00:10:244:1::1/64"] },
+    Node {
+        name: "node-2",
+        address: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)),
+        bridge: "pods2",
+        pods: ["10.244.2.1/24", "fd00:10:244:2::1/64"],
+    },
 ];
+
+/// Family of Services that ask for none, and of the first address of a pod.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
 
 /// A cluster that runs until it is dropped; its pods end first.
 pub(crate) struct Cluster<'s> {
@@ -62,12 +74,15 @@ pub(crate) struct Cluster<'s> {
 
 impl<'s> Cluster<'s> {
     /// Starts everything and waits until the nodes are ready.
-    pub(crate) fn start(sandbox: &'s Sandbox) -> Self {
-        let control_plane = ControlPlane::start_for_pods(sandbox);
+    pub(crate) fn start(sandbox: &'s Sandbox, family: Family) -> Self {
+        let control_plane = match family {
+            Family::V4 => ControlPlane::start_for_pods(sandbox),
+            Family::V6 => ControlPlane::start_for_pods_of_ipv6(sandbox),
+        };
         let controllers = controllers::start(sandbox, &control_plane);
         let relay = start_relay(sandbox, &control_plane);
         connect(sandbox);
-        let providers = NODES.iter().map(|node| start_provider(sandbox, &control_plane, node)).collect();
+        let providers = NODES.iter().map(|node| start_provider(sandbox, &control_plane, node, family)).collect();
         let cluster = Self { providers, _relay: relay, _controllers: controllers, control_plane, sandbox };
         cluster.wait_for_nodes();
         cluster
@@ -111,17 +126,20 @@ fn specs() -> PathBuf {
 /// Bridges of the nodes, and routes between them.
 fn connect(sandbox: &Sandbox) {
     sandbox.add_addresses(NODES.iter().map(|node| node.address).filter(|address| *address != ADDRESS));
-    for (number, Node { bridge, pods, .. }) in NODES.iter().enumerate() {
+    for (number, Node { bridge, pods: [v4, v6], .. }) in NODES.iter().enumerate() {
         // A bridge without a hardware address of its own has one of its links, and another one when that goes: the
         // pods would lose their gateway.
         sandbox.ip(&format!(
             "link add {bridge} address 02:00:00:00:00:0{number} type bridge\n\
-             address add {pods} dev {bridge}\n\
+             address add {v4} dev {bridge}\n\
+             address add {v6} dev {bridge} nodad\n\
              link set {bridge} up\n"
         ));
     }
-    // It is that of this thread's network namespace.
-    fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+    // They are those of this thread's network namespace.
+    for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        fs::write(format!("/proc/sys/net/{setting}"), "1").unwrap();
+    }
 }
 
 fn start_relay(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> RunningRelay {
@@ -135,13 +153,17 @@ fn start_relay(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> RunningRe
     relay.arg("--tls-cert-file").arg(certificate).arg("--tls-private-key-file").arg(key).start()
 }
 
-fn start_provider(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, node: &Node) -> Daemon {
+fn start_provider(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, node: &Node, family: Family) -> Daemon {
     let directory = sandbox.dir().join(node.name);
     fs::create_dir(&directory).unwrap();
     let [certificate, key] = control_plane.serving_files();
     let mut command = Command::new(path_from_env(PROVIDER_VARIABLE, VERB).join("netpol"));
     command.args(["--node-name", node.name, "--node-address", &node.address.to_string()]);
-    command.args(["--bridge", node.bridge, "--pod-network", node.pods]);
+    let mut pods = node.pods;
+    if family == Family::V6 {
+        pods.reverse();
+    }
+    command.args(["--bridge", node.bridge, "--pod-networks", &pods.join(",")]);
     command.arg("--kubeconfig").arg(control_plane.admin_kubeconfig());
     command.arg("--tls-cert-file").arg(certificate).arg("--tls-private-key-file").arg(key);
     command.arg("--client-ca-file").arg(control_plane.client_ca_file());

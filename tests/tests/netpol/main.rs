@@ -14,7 +14,10 @@ mod report;
 mod long {
     use cproxy_tests::sandbox::Sandbox;
 
-    use crate::{cluster::Cluster, report::Report};
+    use crate::{
+        cluster::{Cluster, Family},
+        report::Report,
+    };
 
     /// The specs, by the name of their group.
     const FOCUS: &str = r"\[sig-network\].*Netpol";
@@ -36,8 +39,17 @@ mod long {
 
     #[test]
     fn the_specs_of_kubernetes_pass() {
+        run_specs(Family::V4);
+    }
+
+    #[test]
+    fn the_specs_of_kubernetes_pass_with_ipv6() {
+        run_specs(Family::V6);
+    }
+
+    fn run_specs(family: Family) {
         let sandbox = Sandbox::for_test();
-        let cluster = Cluster::start(&sandbox);
+        let cluster = Cluster::start(&sandbox, family);
         let chosen = std::env::var(FOCUS_VARIABLE).ok();
         let report = cluster.run_specs(chosen.as_deref().unwrap_or(FOCUS), SKIPPED);
         println!("{}", report.table());

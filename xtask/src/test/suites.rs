@@ -174,7 +174,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("chaos", SuiteKind::Live, OLDER, &[rule("nothing_fails_but", CONTROL_PLANE, TWO), all(TWO)], 120, 320),
     suite("policies", SuiteKind::Live, &[Need::PolicyEngines], &[], 75, 110),
     suite("netpol", SuiteKind::Live, &[Need::Agent, Need::Relay, Need::ControlPlane, Need::Netpol], &[all(TWO)],
-        620, 300),
+        620, 500),
     suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 20),
     suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 100),
     suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 150),
