@@ -311,8 +311,8 @@ fn print_rows<R: TableRow + Serialize>(
     })
 }
 
-/// YAML with the fields of JSON in alphabetical order, as kubectl has them. Written from each type of row, it would make
-/// the agent longer.
+/// YAML with the fields of JSON in alphabetical order, as kubectl has them. Written from each type of row, it would
+/// make the agent longer.
 fn yaml(json: &str) -> anyhow::Result<String> {
     Ok(serde_saphyr::to_string(&serde_json::from_str::<serde_json::Value>(json)?)?)
 }
