@@ -378,7 +378,7 @@ fn rows_are_filtered_by_service_and_namespace_and_named() {
     assert!(names("sockets -o name")[0].ends_with("/TCP"));
 
     for (words, message) in [
-        ("counters --service web", "counters, settings, problems and denials are of no Service"),
+        ("counters --service web", "counters, settings, problems, policy and denials are of no Service"),
         ("sockets --watch", "--watch shows changes of services and backends only"),
         ("services --watch -o name", "--watch prints table, wide or json"),
     ] {
