@@ -165,8 +165,9 @@ struct Hooks {
 pub(super) fn check(config: &Config) -> Result<(), PolicyStartError> {
     let settings = &config.policy;
     if settings.policy == PolicyMode::Off {
-        if settings.policy_pod.is_some() || !settings.policy_exempt_cgroup.is_empty() {
-            tracing::warn!("--policy-pod and --policy-exempt-cgroup have no effect without --policy enforce or audit");
+        let has_addresses = !settings.policy_node_ip.is_empty();
+        if settings.policy_pod.is_some() || has_addresses || !settings.policy_exempt_cgroup.is_empty() {
+            tracing::warn!("settings of --policy-* have no effect without --policy enforce or audit");
         }
         return Ok(());
     }

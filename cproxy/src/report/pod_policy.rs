@@ -161,7 +161,9 @@ impl PodPolicyReport {
             format!("isolated for {}", isolated.join(" and ").to_lowercase())
         };
         let mut text = match since_seconds {
-            None => format!("{pod} ({mode}): closed but for traffic within the VM\n"),
+            None => format!(
+                "{pod} ({mode}): closed but for traffic within the VM, or under the policy of an earlier agent\n"
+            ),
             Some(since) => {
                 let peers = counted(*addresses, "address of peers", "addresses of peers");
                 format!("{pod} ({mode}): {isolated}; {peers}; unchanged for {}\n", super::time(*since))
