@@ -62,9 +62,9 @@ impl Program {
     /// There is no such link, or it is detached already.
     pub fn detach_from(pin: &Path) -> io::Result<Self> {
         let link = Link::open(pin)?;
-        let program = fd_by_id(bpf_cmd::BPF_PROG_GET_FD_BY_ID, link.program_id()?)?;
+        let program = link.program()?;
         link.detach()?;
-        Ok(Self(program))
+        Ok(program)
     }
 
     /// The kernel's current information about the program.
@@ -105,9 +105,27 @@ impl Link {
     /// Opens a pinned link.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses, or something else is pinned there.
     pub fn open(pin: &Path) -> io::Result<Self> {
-        obj_get(pin, 0).map(Self)
+        let link = Self(obj_get(pin, 0)?);
+        field(&fdinfo(link.0.as_fd())?, "link_id")?;
+        Ok(link)
+    }
+
+    /// Tag of the program behind the link: a hash of its instructions.
+    ///
+    /// # Errors
+    /// `/proc` is not mounted.
+    pub fn program_tag(&self) -> io::Result<String> {
+        text_field(&fdinfo(self.0.as_fd())?, "prog_tag").map(str::to_owned)
+    }
+
+    /// The program behind the link.
+    ///
+    /// # Errors
+    /// `/proc` is not mounted, or the program is gone.
+    pub fn program(&self) -> io::Result<Program> {
+        fd_by_id(bpf_cmd::BPF_PROG_GET_FD_BY_ID, self.program_id()?).map(Program)
     }
 
     /// Id of the program behind the link.
@@ -162,9 +180,13 @@ fn fdinfo(fd: BorrowedFd<'_>) -> io::Result<String> {
 }
 
 fn field(fdinfo: &str, name: &str) -> io::Result<u64> {
+    let value = text_field(fdinfo, name)?;
+    value.parse().map_err(|_| io::Error::other(format!("the kernel's {name} is no number: {value}")))
+}
+
+fn text_field<'t>(fdinfo: &'t str, name: &str) -> io::Result<&'t str> {
     let line = fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let value = line.and_then(|value| value.trim().parse().ok());
-    value.ok_or_else(|| io::Error::other(format!("the kernel does not tell {name} in /proc/self/fdinfo")))
+    line.map(str::trim).ok_or_else(|| io::Error::other(format!("the kernel does not tell {name} in /proc/self/fdinfo")))
 }
 
 #[cfg(test)]

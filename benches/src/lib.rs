@@ -7,6 +7,7 @@ pub mod machine;
 pub mod node;
 pub mod paired;
 pub mod plot;
+pub mod pods;
 pub mod report;
 pub mod rest;
 pub mod start;

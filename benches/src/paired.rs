@@ -56,6 +56,19 @@ impl Estimate {
     }
 }
 
+/// Order of turns in a round: each participant is first as often as any other, and follows each other one equally
+/// often, as far as their number has no divisors.
+pub fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
+    let steps = (1..count.max(2)).filter(|&step| has_no_common_divisor(step, count)).collect::<Vec<_>>();
+    let step = steps.get(round % steps.len()).copied().unwrap_or(1);
+    (0..count).map(move |place| (round + place * step) % count)
+}
+
+/// Whether two numbers have no common divisor but 1.
+fn has_no_common_divisor(one: usize, other: usize) -> bool {
+    (2..=one).all(|divisor| !(one.is_multiple_of(divisor) && other.is_multiple_of(divisor)))
+}
+
 /// `median (low .. high)`, with the formatter's precision.
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,5 +120,21 @@ mod tests {
         let estimate = Estimate { median: 1.0, low: 0.5, high: 1.25 };
         assert_eq!(format!("{estimate:.1}"), "1.0 (0.5 .. 1.2)");
         assert_eq!(format!("{estimate}"), "1.00 (0.50 .. 1.25)");
+    }
+
+    #[test]
+    fn all_have_a_turn_in_each_round_and_is_behind_many_others() {
+        for count in 1..9 {
+            let mut behind = std::collections::BTreeSet::new();
+            for round in 0..count * count {
+                let order = turns(count, round).collect::<Vec<_>>();
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert_eq!(sorted, (0..count).collect::<Vec<_>>());
+                behind.extend(order.windows(2).filter(|pair| pair[1] == 0).map(|pair| pair[0]));
+            }
+            let steps = [0, 1, 2, 2, 4, 2, 6, 4];
+            assert_eq!(Some(&behind.len()), steps.get(count - 1), "of {count}");
+        }
     }
 }

@@ -28,8 +28,15 @@ pub struct MapMemory {
 /// # Panics
 /// When nothing is pinned.
 pub fn maps(sandbox: &Sandbox) -> Vec<MapMemory> {
-    let pin_dir = sandbox.pin_dir();
-    let layouts = fs::read_dir(&pin_dir).unwrap_or_else(|error| panic!("{}: {error}", pin_dir.display()));
+    maps_in(&sandbox.pin_dir())
+}
+
+/// Like [`maps`], in any pin directory.
+///
+/// # Panics
+/// When nothing is pinned.
+pub fn maps_in(pin_dir: &Path) -> Vec<MapMemory> {
+    let layouts = fs::read_dir(pin_dir).unwrap_or_else(|error| panic!("{}: {error}", pin_dir.display()));
     let pins = layouts.flatten().filter_map(|layout| fs::read_dir(layout.path()).ok()).flatten().flatten();
     let memory = |pin: fs::DirEntry| {
         let bytes = map_memory(&pin.path()).unwrap_or_else(|error| panic!("{}: {error}", pin.path().display()))?;

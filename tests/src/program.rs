@@ -13,6 +13,7 @@ use std::{
 };
 
 use crate::{
+    netns::Netns,
     process::Daemon,
     sandbox::{Placement, Sandbox},
 };
@@ -50,6 +51,7 @@ pub struct Program<'s, S> {
     sandbox: &'s Sandbox,
     pub(crate) own: S,
     placement: Placement,
+    netns: Option<Netns>,
     binary: Option<PathBuf>,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
@@ -58,7 +60,8 @@ pub struct Program<'s, S> {
 
 impl<'s, S: Settings> Program<'s, S> {
     pub(crate) fn with_settings(sandbox: &'s Sandbox, placement: Placement, own: S) -> Self {
-        Self { sandbox, own, placement, binary: None, args: Vec::new(), env: Vec::new(), stderr: None }
+        let (netns, binary, args, env, stderr) = Default::default();
+        Self { sandbox, own, placement, netns, binary, args, env, stderr }
     }
 
     /// Sets another program than that of the environment, such as the previous version.
@@ -72,6 +75,13 @@ impl<'s, S: Settings> Program<'s, S> {
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
+        self
+    }
+
+    /// Sets another network namespace than the sandbox's.
+    #[must_use]
+    pub fn netns(mut self, netns: &Netns) -> Self {
+        self.netns = Some(netns.clone());
         self
     }
 
@@ -143,7 +153,12 @@ impl<'s, S: Settings> Program<'s, S> {
     /// Its command, without any setting of the caller's environment.
     pub(crate) fn command(self) -> (Command, S) {
         self.own.forget();
-        let mut command = without_settings(self.binary.unwrap_or_else(S::binary));
+        let binary = self.binary.unwrap_or_else(S::binary);
+        let mut command = without_settings(if self.netns.is_some() { "nsenter".into() } else { binary.clone() });
+        if let Some(netns) = &self.netns {
+            // nsenter executes the program under the same process ID.
+            command.arg(format!("--net={}", netns.path().display())).arg(binary);
+        }
         command.arg("run").args(self.own.args()).args(self.args).envs(self.env);
         if let Some(stderr) = self.stderr {
             // It replaces the log file, which a command gets later.

@@ -57,6 +57,8 @@ enum Selection {
     Relay,
     /// Cost of lists and watches of all Pods for the API server
     Pods,
+    /// Cost of a network policy for the pod and its agent, beside the kernel's packet filters
+    Policy,
     /// CPU time and memory of the agent while it looks for stale sockets
     Sockets,
     /// Distribution of connections over endpoints, beside kube-proxy
@@ -80,7 +82,7 @@ enum Requirements {
 }
 
 /// In the order in which they run and are documented.
-const BENCHMARKS: [Selection; 18] = [
+const BENCHMARKS: [Selection; 19] = [
     Selection::Connect,
     Selection::Request,
     Selection::Wrk,
@@ -97,6 +99,7 @@ const BENCHMARKS: [Selection; 18] = [
     Selection::Fanout,
     Selection::Relay,
     Selection::Pods,
+    Selection::Policy,
     Selection::Sockets,
     Selection::Balance,
 ];
@@ -163,6 +166,7 @@ impl Selection {
             Self::Fanout => "fanout",
             Self::Relay => "relay",
             Self::Pods => "pods",
+            Self::Policy => "policy",
             Self::Sockets => "sockets",
             Self::Balance => "balance",
             Self::Guest => "guest",
@@ -175,6 +179,7 @@ impl Selection {
     /// Its binary, and whether that has several benchmarks, whose names are its subcommands.
     fn binary(self) -> (&'static str, bool) {
         match self {
+            Self::Policy => (self.name(), false),
             one if one.needs() == Requirements::Programs => ("traffic", true),
             other => (other.name(), false),
         }
@@ -189,6 +194,7 @@ impl Selection {
         match self {
             Self::Connect | Self::Request | Self::Wrk | Self::Redis | Self::RedisCluster => Requirements::Programs,
             Self::Rolling | Self::Udp | Self::Balance | Self::Guest | Self::SmallGuest => Requirements::Programs,
+            Self::Policy => Requirements::Programs,
             Self::Agent | Self::Start | Self::Propagation | Self::Fanout => Requirements::ControlPlane,
             Self::Relay | Self::Pods => Requirements::ControlPlane,
             Self::Datapath | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
@@ -203,7 +209,7 @@ impl Selection {
         command.args(has_subcommands.then(|| self.name())).args(arguments);
         let agent = AGENT.build()?.shipped;
         command.env(AGENT.variable, &agent);
-        if let Self::Start | Self::Relay = self {
+        if let Self::Start | Self::Relay | Self::Policy = self {
             command.env(RELAY.variable, RELAY.build()?.shipped);
         }
         if self.needs() >= Requirements::Programs {

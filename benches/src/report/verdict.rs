@@ -37,9 +37,13 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.value();
+        // Most have two digits.
+        let hundredths = value * 100.0;
+        let digits = if (hundredths - hundredths.round()).abs() < 1e-9 { 2 } else { 3 };
         match self {
-            Self::AtMost(value) => write!(f, "at most {value:.2}"),
-            Self::AtLeast(value) => write!(f, "at least {value:.2}"),
+            Self::AtMost(_) => write!(f, "at most {value:.digits$}"),
+            Self::AtLeast(_) => write!(f, "at least {value:.digits$}"),
         }
     }
 }
@@ -94,6 +98,12 @@ mod tests {
         let found = Estimate { median, low, high };
         let table = Verdict::table(&[Verdict { what: "it".to_owned(), found, target }]);
         table.rows[0].1[2].clone()
+    }
+
+    #[test]
+    fn a_target_is_shown_with_all_its_digits() {
+        let shown = [1.0, 1.02, 1.025, 1.15].map(|value| Target::AtMost(value).to_string());
+        assert_eq!(shown, ["at most 1.00", "at most 1.02", "at most 1.025", "at most 1.15"]);
     }
 
     #[test]

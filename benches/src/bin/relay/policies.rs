@@ -1,19 +1,16 @@
 //! Policies of pods: clients whose policy names one set of many addresses, and pods that enter and leave it.
 
-use std::{future::ready, time::Duration};
+use std::{future::ready, net::Ipv4Addr, time::Duration};
 
 use anyhow::{Context as _, Result};
+use cproxy_benches::pods;
 use cproxy_tests::{
     manifest,
     relay_server::RunningRelay,
     usage::{Memory, cpu_time},
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use kube::{
-    Client,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
-    core::Request,
-};
+use kube::{Client, api::DeleteParams, core::Request};
 use serde_json::{Value, json};
 use tokio::{
     runtime::Runtime,
@@ -43,6 +40,8 @@ const CONCURRENCY: usize = 32;
 const REPLACED: usize = 1_000;
 /// Namespace of the pods.
 const NAMESPACE: &str = "policies";
+/// Address of the first pod.
+const FIRST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Pod whose policy all clients get.
 const OWN_POD: &str = "web-0";
 
@@ -154,18 +153,12 @@ impl Pods {
     fn create(&mut self) -> Result<()> {
         let client = self.client.clone();
         self.runtime.block_on(async move {
-            let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
-            post(&client, "/api/v1/namespaces", &namespace).await?;
-            let policy = json!({
-                "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-                "metadata": {"namespace": NAMESPACE, "name": "members"},
-                "spec": {
-                    "podSelector": {"matchLabels": {"app": "web"}},
-                    "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "member"}}}]}],
-                },
+            pods::create_namespace(&client, NAMESPACE).await?;
+            let spec = json!({
+                "podSelector": {"matchLabels": {"app": "web"}},
+                "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "member"}}}]}],
             });
-            post(&client, &format!("/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"), &policy)
-                .await?;
+            pods::create_policy(&client, (NAMESPACE, "members"), &spec).await?;
             let member = |number| (format!("member-{number}"), if number < MEMBERS { "member" } else { "mover" });
             let names = (0..MEMBERS + MOVERS).map(member).chain([(OWN_POD.to_owned(), "web")]);
             let create = |(number, (name, app))| create_pod(client.clone(), number, name, app);
@@ -204,11 +197,8 @@ impl Pods {
             changes.push(self.runtime.block_on(async move {
                 sleep_until(due).await;
                 let app = if enters { "member" } else { "mover" };
-                let labels = json!({"metadata": {"labels": {"app": app}}});
-                let request = Request::new(format!("/api/v1/namespaces/{NAMESPACE}/pods"));
-                let request = request.patch(&name, &PatchParams::default(), &Patch::Merge(labels))?;
                 let sent_ns = now_ns();
-                let answer: Value = client.request(request).await.with_context(|| format!("changing {name}"))?;
+                let answer = pods::set_labels(&client, (NAMESPACE, &name), &json!({"app": app})).await?;
                 let version = answer.pointer("/metadata/resourceVersion").and_then(Value::as_str);
                 let version =
                     version.and_then(|version| version.parse().ok()).context("an answer without a version")?;
@@ -220,24 +210,7 @@ impl Pods {
 }
 
 async fn create_pod(client: Client, number: usize, name: String, app: &'static str) -> Result<()> {
-    let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"namespace": NAMESPACE, "name": name, "labels": {"app": app}},
-        "spec": {"nodeName": format!("node-{}", number % 100), "containers": [{"name": "c", "image": "i"}]},
-    });
-    post(&client, &pods, &pod).await?;
-    let address = format!("10.{}.{}.{}", 128 + (number >> 16), number >> 8 & 0xff, number & 0xff);
-    let status = json!({"status": {
-        "phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
-        "hostIP": "192.0.2.1", "hostIPs": [{"ip": "192.0.2.1"}],
-    }});
-    let request =
-        Request::new(pods).patch_subresource("status", &name, &PatchParams::default(), &Patch::Merge(status))?;
-    client.request::<Value>(request).await.with_context(|| format!("changing {name}")).map(drop)
-}
-
-async fn post(client: &Client, path: &str, object: &Value) -> Result<()> {
-    let request = Request::new(path).create(&PostParams::default(), object.to_string().into_bytes())?;
-    client.request::<Value>(request).await.with_context(|| format!("creating an object at {path}")).map(drop)
+    let (labels, node) = (json!({"app": app}), format!("node-{}", number % 100));
+    let address = Ipv4Addr::from_bits(FIRST_ADDRESS.to_bits() + number as u32);
+    pods::create(&client, (NAMESPACE, &name), &labels, &node, address).await
 }

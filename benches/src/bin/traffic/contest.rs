@@ -6,7 +6,7 @@ use std::{fmt, net::SocketAddr};
 use anyhow::Result;
 use cproxy_benches::{
     arena::{Arena, Peer, Stand, Subject},
-    paired::Estimate,
+    paired::{Estimate, turns},
     plot::{Axis, Chart, Point, Series},
     report::{Report, Table, Target, Verdict},
 };
@@ -121,10 +121,10 @@ pub(crate) fn measure(
     let is_compared =
         |index: &usize| participants.get(*index).is_some_and(|participant| participant.is_compared(arena));
     let compared = all.iter().copied().filter(is_compared).collect::<Vec<_>>();
-    let turns = [(all, rounds.of_all), (compared, rounds.of_compared)];
-    let turns = turns.iter().flat_map(|(who, rounds)| (0..*rounds as usize).map(move |round| (who, round)));
-    for (who, round) in turns {
-        for index in order(who.len(), round).filter_map(|place| who.get(place).copied()) {
+    let stages = [(all, rounds.of_all), (compared, rounds.of_compared)];
+    let rounds = stages.iter().flat_map(|(who, rounds)| (0..*rounds as usize).map(move |round| (who, round)));
+    for (who, round) in rounds {
+        for index in turns(who.len(), round).filter_map(|place| who.get(place).copied()) {
             let (Some(participant), Some(outcome)) = (participants.get(index), outcomes.get_mut(index)) else {
                 continue;
             };
@@ -161,14 +161,6 @@ impl Participant {
             Way::ToPod => format!("{peer}, to the pod"),
         }
     }
-}
-
-/// Order of turns in a round: each participant is first as often as any other, and follows each other one equally
-/// often, as far as their number has no divisors.
-fn order(count: usize, round: usize) -> impl Iterator<Item = usize> {
-    let steps = (1..count.max(2)).filter(|&step| has_no_common_divisor(step, count)).collect::<Vec<_>>();
-    let step = steps.get(round % steps.len()).copied().unwrap_or(1);
-    (0..count).map(move |place| (round + place * step) % count)
 }
 
 impl Measured {
@@ -405,11 +397,6 @@ pub(crate) fn add_verdicts(report: &mut Report, verdicts: &[Verdict]) {
     }
 }
 
-/// Whether two numbers have no common divisor but 1.
-fn has_no_common_divisor(one: usize, other: usize) -> bool {
-    (2..=one).all(|divisor| !(one.is_multiple_of(divisor) && other.is_multiple_of(divisor)))
-}
-
 fn shown(estimate: Estimate, samples: usize, digits: usize) -> String {
     if samples == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
 }
@@ -420,25 +407,4 @@ fn spread(samples: &[f64]) -> Option<f64> {
     sorted.sort_unstable_by(f64::total_cmp);
     let at = |quarter: usize| sorted.get((sorted.len() * quarter / 4).min(sorted.len().checked_sub(1)?)).copied();
     Some((at(3)? - at(1)?) / at(2)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_have_a_turn_in_each_round_and_is_behind_many_others() {
-        for count in 1..9 {
-            let mut behind = std::collections::BTreeSet::new();
-            for round in 0..count * count {
-                let order = order(count, round).collect::<Vec<_>>();
-                let mut sorted = order.clone();
-                sorted.sort_unstable();
-                assert_eq!(sorted, (0..count).collect::<Vec<_>>());
-                behind.extend(order.windows(2).filter(|pair| pair[1] == 0).map(|pair| pair[0]));
-            }
-            let steps = [0, 1, 2, 2, 4, 2, 6, 4];
-            assert_eq!(Some(&behind.len()), steps.get(count - 1), "of {count}");
-        }
-    }
 }
