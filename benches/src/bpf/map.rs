@@ -16,6 +16,7 @@ pub struct Map {
     fd: OwnedFd,
     key_bytes: usize,
     value_bytes: usize,
+    memory_bytes: u64,
 }
 
 impl Map {
@@ -32,8 +33,22 @@ impl Map {
     /// # Errors
     /// There is none, or this is no map of maps.
     pub fn inner(&self) -> io::Result<Self> {
-        let id = u32::from_ne_bytes(self.get(&0_u32.to_ne_bytes())?);
+        self.inner_at(0)
+    }
+
+    /// The inner map at an index of an array of maps.
+    ///
+    /// # Errors
+    /// There is none, or this is no array of maps.
+    pub fn inner_at(&self, index: u32) -> io::Result<Self> {
+        let id = u32::from_ne_bytes(self.get(&index.to_ne_bytes())?);
         Self::of(fd_by_id(bpf_cmd::BPF_MAP_GET_FD_BY_ID, id)?)
+    }
+
+    /// Memory as the kernel counts it, without that of inner maps.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
     }
 
     /// The value of a key.
@@ -57,6 +72,7 @@ impl Map {
     fn of(fd: OwnedFd) -> io::Result<Self> {
         let text = fdinfo(fd.as_fd())?;
         let (key_bytes, value_bytes) = (field(&text, "key_size")? as usize, field(&text, "value_size")? as usize);
-        Ok(Self { fd, key_bytes, value_bytes })
+        let memory_bytes = field(&text, "memlock")?;
+        Ok(Self { fd, key_bytes, value_bytes, memory_bytes })
     }
 }

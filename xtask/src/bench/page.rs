@@ -63,7 +63,10 @@ largest value.
 
 While cproxy's programs are attached to any cgroup, the kernel uses the slower path through its hooks for every \
 socket, so the direct connection pays for that as well. Only `datapath` compares with a machine where nothing is \
-attached.";
+attached.
+
+In `policy`, the baseline is `no policy`: a pod with cproxy's programs for Services and nothing that enforces a \
+policy. The others differ from it by their policy alone.";
 
 /// One line of links to the benchmarks.
 fn contents(reports: &[Value]) -> String {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Turns while the kernel times programs.
-const TURNS: u32 = 5;
+const TURNS: u32 = 20;
 
 /// The links of a directory of pins, by name.
 fn links(directory: &Path) -> Result<Vec<(String, Link)>> {
@@ -34,10 +34,15 @@ fn links(directory: &Path) -> Result<Vec<(String, Link)>> {
     Ok(links)
 }
 
+/// Name of the directory of a policy's pins.
+pub(crate) fn policy_directory() -> String {
+    format!("policy-v{POLICY_LAYOUT_VERSION}")
+}
+
 /// Links of the programs that translate, and of a policy's.
 fn all_links(pod: &Pod) -> Result<[Vec<(String, Link)>; 2]> {
     let directory = |name: String| links(&pod.pin_dir.join(name));
-    Ok([directory(format!("v{LAYOUT_VERSION}"))?, directory(format!("policy-v{POLICY_LAYOUT_VERSION}"))?])
+    Ok([directory(format!("v{LAYOUT_VERSION}"))?, directory(policy_directory())?])
 }
 
 /// Whether the pod that no policy selects has the programs of the one without `--policy`, as a table and a verdict.

@@ -1,21 +1,25 @@
 //! Starts of the agent through a relay, and what it uses then.
 
-use std::{fs, thread, time::Duration};
+use std::{fs, path::Path, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::{paired::Estimate, report::Figure};
+use cproxy_benches::{bpf::Map, paired::Estimate, report::Figure};
 use cproxy_tests::{pinned, sandbox::Sandbox, usage::Memory};
 use serde_json::Value;
 
 use crate::{
     cluster::{Cluster, Scene},
     place::enter,
+    programs::policy_directory,
 };
 
 /// Limit on a start, longer than any takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time after which an agent that is ready has nothing left to do.
 const REST: Duration = Duration::from_millis(500);
+
+/// Generations of a policy's maps.
+const GENERATIONS: u32 = 2;
 
 /// One start.
 pub(crate) struct Start {
@@ -35,7 +39,7 @@ pub(crate) struct Starts {
 }
 
 /// The figures of a scene's starts.
-pub(crate) const FIGURES: [Figure<Starts>; 11] = [
+pub(crate) const FIGURES: [Figure<Starts>; 12] = [
     Figure { name: "ready_ms", meaning: "start to ready, ms", of: |starts| starts.logged("ready_ms") },
     Figure {
         name: "prepare_ms",
@@ -71,6 +75,11 @@ pub(crate) const FIGURES: [Figure<Starts>; 11] = [
         meaning: "  of the policy's, KiB",
         of: |starts| starts.each(|start| start.policy_maps_kib),
     },
+    Figure {
+        name: "all_kib",
+        meaning: "anonymous memory and that of all maps, KiB",
+        of: |starts| starts.each(|start| start.anonymous_kib + start.maps_kib),
+    },
 ];
 
 /// Starts an agent in each scene, in turn.
@@ -102,16 +111,25 @@ fn start(sandbox: &Sandbox, cluster: &Cluster<'_>, scene: Scene) -> Result<Start
     let times = lines.find(|line| line.get("ready_ms").is_some()).context("no line of the log says `ready`")?;
     let maps = pinned::maps_in(&cluster.pod(scene)?.pin_dir);
     let kib = |bytes: u64| bytes as f64 / 1024.0;
-    let policy = maps.iter().filter(|map| map.name.starts_with("POLICY_")).map(|map| map.bytes).sum();
+    let policy = maps.iter().filter(|map| map.name.starts_with("POLICY_")).map(|map| map.bytes).sum::<u64>();
+    let generations = generations_bytes(&cluster.pod(scene)?.pin_dir.join(policy_directory()));
     cluster.clean_up(scene)?;
     Ok(Start {
         times,
         cpu_ms,
         anonymous_kib: kib(memory.anonymous),
         peak_kib: kib(memory.peak),
-        maps_kib: kib(maps.iter().map(|map| map.bytes).sum()),
-        policy_maps_kib: kib(policy),
+        maps_kib: kib(maps.iter().map(|map| map.bytes).sum::<u64>() + generations),
+        policy_maps_kib: kib(policy + generations),
     })
+}
+
+/// Memory of the maps of both generations of a policy, which have no pins; 0 without a policy.
+fn generations_bytes(pins: &Path) -> u64 {
+    let outer = ["POLICY_PEERS", "POLICY_RANGES", "POLICY_INTERVALS"].map(|name| Map::open(&pins.join(name)));
+    let inner =
+        outer.iter().flatten().flat_map(|outer| (0..GENERATIONS).filter_map(|index| outer.inner_at(index).ok()));
+    inner.map(|map| map.memory_bytes()).sum()
 }
 
 /// CPU time of the sandbox's cgroup so far.
