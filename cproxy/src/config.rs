@@ -19,7 +19,7 @@ pub(crate) use self::choice::choice;
 pub use self::setting::Manual;
 pub use self::{
     changes::{Change, Changes},
-    choice::{Choice, ExcludeNetns, OnTimeout, PolicyMode, ServiceCounting},
+    choice::{Choice, ExcludeNetns, ExistingConnections, OnTimeout, PolicyMode, ServiceCounting},
     origins::{Origins, Switch},
     setting::{Applies, Group, Secrecy, Setting, Settings},
     setting_rows::SettingRow,

@@ -45,11 +45,17 @@ pub fn tcp_in(netns: &Netns, address: impl ToSocketAddrs, name: &str) -> Server 
 /// # Panics
 /// When `address` cannot be bound; add it to the sandbox first.
 pub fn udp(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Server {
+    udp_in(sandbox.netns(), address, name)
+}
+
+/// Like [`udp`], in any network namespace.
+///
+/// # Panics
+/// When `address` cannot be bound.
+pub fn udp_in(netns: &Netns, address: impl ToSocketAddrs, name: &str) -> Server {
     let address = one_address(address).expect("an address and a port");
-    let socket = sandbox
-        .netns()
-        .run(|| UdpSocket::bind(address))
-        .unwrap_or_else(|error| panic!("cannot bind UDP {address}: {error}"));
+    let socket =
+        netns.run(|| UdpSocket::bind(address)).unwrap_or_else(|error| panic!("cannot bind UDP {address}: {error}"));
     let bound = socket.local_addr().expect("a bound socket has an address");
     // A datagram with a wrong checksum can end the wait without being there to read.
     socket.set_nonblocking(true).expect("a socket can be made non-blocking");

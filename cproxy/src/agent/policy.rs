@@ -4,6 +4,7 @@
 //! the source, the agent or a part of a newer policy is gone.
 
 mod contact;
+mod existing;
 mod follow;
 mod of_relay;
 mod replica;
@@ -32,9 +33,10 @@ use tokio::{
 };
 
 pub(super) use self::follow::{Feed, FeedSender, follow_relay, send_files};
-use self::{contact::SourceContact, replica::Replica};
+use self::{contact::SourceContact, existing::ExistingSockets, replica::Replica};
+use super::tasks::stale_sockets::RetiredQueue;
 use crate::{
-    config::{Config, PolicyMode},
+    config::{Config, ExistingConnections, PolicyMode},
     privileges::{Broker, run_child},
     report::{Enforced, PodPolicyReport},
 };
@@ -79,6 +81,10 @@ pub(super) struct PolicyTask {
     /// Addresses of the node that no object names, with which it may always talk, too.
     node: Vec<Address>,
     hooks: Hooks,
+    /// Where sockets are closed that a policy has refused and a later one allows.
+    retired_queue: Arc<RetiredQueue>,
+    /// Connections that a later policy may no longer allow, if they are closed.
+    existing: Option<Arc<ExistingSockets>>,
     state: watch::Sender<PolicyState>,
     closings: (mpsc::Sender<Closing>, mpsc::Receiver<Closing>),
     reports: (mpsc::Sender<ReportSender>, mpsc::Receiver<ReportSender>),
@@ -118,6 +124,7 @@ pub(super) struct PolicyHandle {
     closings: mpsc::Sender<Closing>,
     reports: mpsc::Sender<ReportSender>,
     gauges: Arc<PolicyGauges>,
+    existing: Option<Arc<ExistingSockets>>,
     contact: SourceContact,
 }
 
@@ -137,6 +144,7 @@ impl PolicyHandle {
             ("policy_addresses", read(addresses)),
             ("policy_changes", read(changes)),
         ];
+        gauges.extend(self.existing.iter().map(|existing| ("policy_sockets_closed", existing.closed())));
         gauges.extend(self.contact.silent_seconds().map(|seconds| ("policy_silent_seconds", seconds)));
         gauges
     }
@@ -212,6 +220,7 @@ impl PolicyTask {
         pins: &PinDir,
         cgroup: &Path,
         own: Vec<Address>,
+        retired_queue: Arc<RetiredQueue>,
     ) -> Result<Self, PolicyStartError> {
         let own_pins = PolicyPins::new(pins);
         let mut maps = PolicyMaps::open(&own_pins)?;
@@ -230,6 +239,8 @@ impl PolicyTask {
         let (state, _) = watch::channel(Err("the source has not shown the pod's policy yet".to_owned()));
         let pod = config.policy.policy_pod.clone();
         let (table, replica) = Default::default();
+        let existing = (config.policy.policy_existing == ExistingConnections::Close)
+            .then(|| ExistingSockets::new(pins.clone(), config.policy.policy_exempt_cgroup.clone()));
         let mut task = Self {
             maps,
             table,
@@ -238,6 +249,8 @@ impl PolicyTask {
             own,
             node: config.policy.policy_node_ip.clone(),
             hooks,
+            retired_queue,
+            existing,
             state,
             closings: mpsc::channel(1),
             reports: mpsc::channel(REPORTS_WAITING_MAX),
@@ -264,8 +277,14 @@ impl PolicyTask {
             closings: self.closings.0.clone(),
             reports: self.reports.0.clone(),
             gauges: self.gauges.clone(),
+            existing: self.existing.clone(),
             contact,
         }
+    }
+
+    /// Connections to be looked through after each change, by a task of their own; `None`: all of them stay.
+    pub(super) fn existing(&self) -> Option<Arc<ExistingSockets>> {
+        self.existing.clone()
     }
 
     /// Has a child attach the programs from now on.
@@ -354,6 +373,8 @@ impl PolicyTask {
                 self.gauges.rules.store(policy.rules.len() as u64, Ordering::Relaxed);
                 self.gauges.addresses.store(compiled.singles.len() as u64, Ordering::Relaxed);
                 self.gauges.changes.fetch_add(1, Ordering::Relaxed);
+                self.retired_queue.add_refused();
+                self.existing.iter().for_each(|existing| existing.change());
                 self.enforced = Some(EnforcedPolicy { policy, set_sizes, since: Instant::now() });
                 drop(self.state.send_replace(Ok(())));
             }

@@ -377,6 +377,10 @@ impl Reconciler {
         self.readiness.end_phase(Phase::Write);
         self.last_changes.record(Instant::now(), changes);
         self.shared.retired_queue.add(retired);
+        if self.policy.is_some() {
+            // A Service may have got a backend that the policy allows.
+            self.shared.retired_queue.add_refused();
+        }
         if is_whole {
             // The planner may be another one.
             self.logged_revision = None;

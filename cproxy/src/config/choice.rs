@@ -62,6 +62,16 @@ pub enum PolicyMode {
     Enforce,
 }
 
+/// Connections of the pod that a new policy no longer allows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExistingConnections {
+    /// They stay.
+    #[default]
+    Keep,
+    /// They are closed.
+    Close,
+}
+
 /// Network namespaces in which calls are not translated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExcludeNetns {
@@ -95,6 +105,13 @@ impl Choice for PolicyMode {
         (Self::Off, "off", "No policy"),
         (Self::Audit, "audit", "Record what would be denied, and deny nothing"),
         (Self::Enforce, "enforce", "Deny what no policy allows"),
+    ];
+}
+
+impl Choice for ExistingConnections {
+    const CHOICES: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::Keep, "keep", "They stay, as connections that stood before the policy"),
+        (Self::Close, "close", "They are closed under their application"),
     ];
 }
 

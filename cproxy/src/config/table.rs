@@ -13,7 +13,7 @@ use tracing::Level;
 
 use super::{
     CanaryAddresses,
-    choice::{ExcludeNetns, OnTimeout, PolicyMode, ServiceCounting, choice},
+    choice::{ExcludeNetns, ExistingConnections, OnTimeout, PolicyMode, ServiceCounting, choice},
     setting::settings,
 };
 use crate::canary;
@@ -191,6 +191,11 @@ settings! {
             { without: "none", example: "/sys/fs/cgroup/system.slice",
               effect: "Cgroup2 directories of the guest's own daemons: the policy does not apply to calls of \
                        processes in or below them; at most 8. What comes in is looked at all the same." };
+        /// Connections of the pod that a change of its policy no longer allows
+        #[arg(value_name = "ACTION", default_value = "keep", value_parser = choice::<ExistingConnections>())]
+        "policy-existing" policy_existing: ExistingConnections, OnRestart, Shown,
+            { without: "", example: "",
+              effect: "Keep or close connections that a change of the policy [no longer                        allows](policy.md#connections-that-stand). Closing takes `CONFIG_INET_DIAG_DESTROY`." };
     }
 }
 

@@ -152,6 +152,12 @@ const ROWS: [Row; 46] = [
     row("policy_addresses", "cproxy_policy_addresses", Gauge, "Single addresses of peers that its rules name."),
     row("policy_changes", "cproxy_policy_changes_total", Counter, "Changes of the policy that were put in force."),
     row(
+        "policy_sockets_closed",
+        "cproxy_policy_sockets_closed_total",
+        Counter,
+        "Sockets that were closed because the policy no longer allows them.",
+    ),
+    row(
         "policy_silent_seconds",
         "cproxy_policy_silent_seconds",
         Gauge,

@@ -16,9 +16,11 @@
 //! A kernel that cannot list sockets shows them in `/proc/net` (`proc_net`); they are then counted, not closed.
 //!
 //! [`list`] shows all translated sockets, [`list_direct`] those that are connected to a frontend itself.
-//! [`find_missing_owners`] finds places of TCP sockets that have gone.
+//! [`close_denied`] closes those that network policy no longer allows. [`find_missing_owners`] finds places of TCP
+//! sockets that have gone.
 
 mod closing;
+mod denied;
 mod diag;
 pub mod diag_message;
 mod direct;
@@ -40,6 +42,7 @@ mod thread;
 use cproxy_core::Protocol;
 
 pub use self::{
+    denied::{ClosedDenied, close_denied},
     direct::{DirectSocket, list_direct},
     error::{AbilityError, DiagError, OwnersError, SocketsError},
     listing::{BackendState, Listing, TranslatedSocket, list},

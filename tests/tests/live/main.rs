@@ -16,6 +16,7 @@ mod manifests;
 mod other_users;
 mod places;
 mod policy;
+mod policy_sockets;
 mod privileges;
 mod refused;
 mod resolve_policy;

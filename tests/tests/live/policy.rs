@@ -21,22 +21,22 @@ use cproxy_tests::{
 use serde_json::{Value, json};
 
 /// The pod that the agent is in.
-const WEB: Host = pod(9);
+pub(crate) const WEB: Host = pod(9);
 /// A pod with the label that the policy allows, and one without it.
-const CLIENT: Host = pod(1);
-const OTHER: Host = pod(2);
+pub(crate) const CLIENT: Host = pod(1);
+pub(crate) const OTHER: Host = pod(2);
 /// Ports of TCP and UDP that the policy does not name.
-const CLOSED: u16 = 8082;
+pub(crate) const CLOSED: u16 = 8082;
 
 /// The guest in the middle, and a network namespace for each of the other pods.
-struct Pods {
-    client: Netns,
-    other: Netns,
-    sandbox: Sandbox,
+pub(crate) struct Pods {
+    pub(crate) client: Netns,
+    pub(crate) other: Netns,
+    pub(crate) sandbox: Sandbox,
 }
 
 impl Pods {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let sandbox = Sandbox::for_test();
         sandbox.ip(&format!("address add {}/32 dev lo\naddress add {}/128 dev lo nodad\n", WEB.v4, WEB.v6));
         let [client, other] = [(CLIENT, "client"), (OTHER, "other")].map(|(host, name)| link(&sandbox, host, name));
@@ -44,7 +44,7 @@ impl Pods {
     }
 
     /// Writes the cluster with the NetworkPolicies; OTHER has this label.
-    fn write(&self, policies: &[Value], label: &str) {
+    pub(crate) fn write(&self, policies: &[Value], label: &str) {
         let pods = [(WEB, "web", "web"), (CLIENT, "client", "client"), (OTHER, "other", label)];
         let pods = pods.map(|(host, name, app)| {
             json!({
@@ -62,12 +62,12 @@ impl Pods {
         manifest::write(&self.sandbox.manifest_dir(), "cluster.json", objects);
     }
 
-    fn agent(&self, mode: &str) -> Agent<'_> {
+    pub(crate) fn agent(&self, mode: &str) -> Agent<'_> {
         let agent = Agent::new(&self.sandbox).manifests(self.sandbox.manifest_dir());
         agent.args(["--policy", mode, "--policy-pod", "shop/web"]).args(["--pod-ip", &format!("{},{}", WEB.v4, WEB.v6)])
     }
 
-    fn enforce(&self) -> RunningAgent {
+    pub(crate) fn enforce(&self) -> RunningAgent {
         self.agent("enforce").start()
     }
 
@@ -98,19 +98,19 @@ fn link(sandbox: &Sandbox, Host { v4, v6 }: Host, name: &str) -> Netns {
     netns
 }
 
-fn policy(name: &str, spec: Value) -> Value {
+pub(crate) fn policy(name: &str, spec: Value) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"name": name, "namespace": "shop"}, "spec": spec,
     })
 }
 
-fn clients() -> Value {
+pub(crate) fn clients() -> Value {
     json!([{"podSelector": {"matchLabels": {"app": "client"}}}])
 }
 
 /// Clients may call TCP, and be called.
-fn both() -> Value {
+pub(crate) fn both() -> Value {
     let spec = json!({
         "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"from": clients(), "ports": [{"port": TCP}, {"port": TCP, "protocol": "UDP"}]}],
@@ -119,16 +119,16 @@ fn both() -> Value {
     policy("both", spec)
 }
 
-fn connects(address: impl Into<IpAddr>, port: u16) -> io::Result<String> {
+pub(crate) fn connects(address: impl Into<IpAddr>, port: u16) -> io::Result<String> {
     echo::ask_name((address.into(), port))
 }
 
-fn kind<T>(result: io::Result<T>) -> Result<(), io::ErrorKind> {
+pub(crate) fn kind<T>(result: io::Result<T>) -> Result<(), io::ErrorKind> {
     result.map(drop).map_err(|error| error.kind())
 }
 
-const DENIED: Result<(), io::ErrorKind> = Err(io::ErrorKind::PermissionDenied);
-const REFUSED: Result<(), io::ErrorKind> = Err(io::ErrorKind::ConnectionRefused);
+pub(crate) const DENIED: Result<(), io::ErrorKind> = Err(io::ErrorKind::PermissionDenied);
+pub(crate) const REFUSED: Result<(), io::ErrorKind> = Err(io::ErrorKind::ConnectionRefused);
 
 #[test]
 fn calls_that_no_rule_allows_are_refused_at_once_in_both_directions() {

@@ -128,14 +128,18 @@ impl Checked {
         let PresentAddresses { pod_ips, own } = addresses.start(&node.pod_ips, source.configuration.as_ref());
         let mut store = early.store;
         store.apply(Event::PodIps(pod_ips.clone()));
-        let policy = match feed {
-            Some(feed) => Some((PolicyTask::open(&config, lock.pins(), &environment.cgroup, own.clone()).await?, feed)),
-            None => None,
-        };
         let canary = Canary::new(&config.monitoring.canary_address);
         let status = SourceStatus::new(&config.source.source(), source.client.clone(), source.last_contact.clone());
         let (health, check_requests) = ProgramHealth::new();
         let shared = Shared::new(settings.terminate_sockets, health);
+        let policy = match feed {
+            Some(feed) => {
+                let retired = shared.retired_queue.clone();
+                let opened = PolicyTask::open(&config, lock.pins(), &environment.cgroup, own.clone(), retired);
+                Some((opened.await?, feed))
+            }
+            None => None,
+        };
         let readiness = Readiness::new(run_dir, timeline);
         let mut reconciler = Reconciler::open(&lock, (store, canary), status, readiness, shared, tasks.clone())?;
         reconciler.measure(early.measures);

@@ -58,6 +58,9 @@ impl Installed {
         let has_policy = self.policy.is_some();
         if let Some((mut policy, feed)) = self.policy {
             policy.confine(broker.clone());
+            if let Some(existing) = policy.existing() {
+                tasks.keep("connections that stand", existing.run());
+            }
             tasks.keep("policy", policy.run(feed));
         }
         let pins = lock.pins();

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy_core::{Retired, counted};
+use cproxy_core::{Backend, Protocol, Retired, counted};
 use cproxy_datapath::{
     bpf::PinDir,
     sockets::{self, Outcome, TerminateSockets},
@@ -53,6 +53,13 @@ impl RetiredQueue {
             self.retired.lock().unwrap_or_else(PoisonError::into_inner).add_all(retired);
             self.added.notify_one();
         }
+    }
+
+    /// Has the sockets looked for whose datagrams were refused, and may no longer be.
+    pub(in crate::agent) fn add_refused(&self) {
+        let mut retired = Retired::default();
+        retired.add(Protocol::Udp, [Backend::NOBODY]);
+        self.add(retired);
     }
 
     /// Removes the backends that were added, and returns them with those of an unfinished pass.
@@ -193,7 +200,7 @@ impl Pass {
 
 #[cfg(test)]
 mod tests {
-    use cproxy_core::{Backend, Protocol, parse_address};
+    use cproxy_core::parse_address;
 
     use super::*;
 

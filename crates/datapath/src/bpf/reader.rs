@@ -220,20 +220,32 @@ impl SetCache<'_> {
     /// # Errors
     /// A map could not be read.
     pub fn serving(&mut self, frontend: FrontendKey, backend: Option<Member>) -> Result<Serving, TableError> {
+        let reader = self.reader;
+        Ok(match (self.members(frontend)?, backend) {
+            (Some(set), Some(backend)) if set.backends.contains(&backend) => Serving::Yes,
+            (Some(set), None) if !set.has_eligible => Serving::Refused,
+            (Some(_), _) => Serving::No,
+            (None, None) if reader.is_cluster_ip(frontend.address)? => Serving::Refused,
+            (None, _) => Serving::NoFrontend,
+        })
+    }
+
+    /// Backends of the frontend, in network order; `None` without that frontend.
+    ///
+    /// # Errors
+    /// A map could not be read.
+    pub fn backends(&mut self, frontend: FrontendKey) -> Result<Option<Vec<Member>>, TableError> {
+        Ok(self.members(frontend)?.as_ref().map(|set| set.backends.iter().copied().collect()))
+    }
+
+    fn members(&mut self, frontend: FrontendKey) -> Result<&Option<SetMembers>, TableError> {
         if self.started.elapsed() > AGE_MAX {
             self.sets.clear();
             self.started = Instant::now();
         }
-        let members = match self.sets.entry(frontend) {
+        Ok(match self.sets.entry(frontend) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => unknown.insert(self.reader.members(&frontend)?),
-        };
-        Ok(match (members, backend) {
-            (Some(set), Some(backend)) if set.backends.contains(&backend) => Serving::Yes,
-            (Some(set), None) if !set.has_eligible => Serving::Refused,
-            (Some(_), _) => Serving::No,
-            (None, None) if self.reader.is_cluster_ip(frontend.address)? => Serving::Refused,
-            (None, _) => Serving::NoFrontend,
         })
     }
 }

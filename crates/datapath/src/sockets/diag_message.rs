@@ -30,7 +30,8 @@ const INET_DIAG_REQ_BYTECODE: u16 = 1;
 const INET_DIAG_REQ_SK_BPF_STORAGES: u16 = 2;
 const SK_DIAG_BPF_STORAGE_REQ_MAP_FD: u16 = 1;
 
-/// Attributes of a reply: the values, in it one for each map, and in that the value.
+/// Attributes of a reply: the cgroup; the values, in it one for each map, and in that the value.
+const INET_DIAG_CGROUP_ID: u16 = 21;
 const INET_DIAG_SK_BPF_STORAGES: u16 = 20;
 const SK_DIAG_BPF_STORAGE: u16 = 1;
 const SK_DIAG_BPF_STORAGE_MAP_VALUE: u16 = 3;
@@ -46,6 +47,8 @@ const NLA_F_NESTED: u16 = 1 << 15;
 /// States of sockets that have a peer and an owner, as bits by number (include/net/tcp_states.h): established (so are
 /// connected UDP sockets), SYN sent, both FIN waits, close wait, last ACK, closing.
 pub(super) const CONNECTED: u32 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
+/// State of TCP sockets that listen.
+pub(super) const LISTENING: u32 = 1 << 10;
 
 /// Sockets of an address family and a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +117,8 @@ pub struct SocketInfo {
     pub inode: u64,
     /// Times that what was sent last has been sent again, so far without an acknowledgement.
     pub retransmits: u8,
+    /// Id of the cgroup in which it was made, or accepted; 0 if the kernel does not show it.
+    pub cgroup: u64,
 }
 
 /// One message of a reply.
@@ -217,7 +222,9 @@ fn socket(payload: &[u8]) -> Option<DiagReply> {
     let (family, uid, inode) = (*diag.first()?, u32_at(diag, 64)?, u32_at(diag, 68)?.into());
     let retransmits = *diag.get(3)?;
     let Some((local, peer)) = id.local(family).zip(id.peer(family)) else { return Some(DiagReply::Other) };
-    Some(DiagReply::Socket(id, SocketInfo { local, peer, uid, inode, retransmits }, stored(attributes)))
+    let cgroup = attribute(attributes, INET_DIAG_CGROUP_ID).and_then(|id| Some(u64::from_ne_bytes(*id.first_chunk()?)));
+    let info = SocketInfo { local, peer, uid, inode, retransmits, cgroup: cgroup.unwrap_or_default() };
+    Some(DiagReply::Socket(id, info, stored(attributes)))
 }
 
 /// The socket's translation, where the kernel shows its storage.
@@ -298,7 +305,7 @@ mod tests {
         let [DiagReply::Socket(id, info, None), DiagReply::End(Ok(()))] = replies[..] else { panic!("{replies:?}") };
         let at = |host, port: u16| (v4_mapped(u32::from_ne_bytes([127, 0, 0, host])), port.to_be());
         let (local, peer) = (at(1, 0xd429), at(9, 4660));
-        assert_eq!(info, SocketInfo { local, peer, uid: 0, inode: 0x000e_e01e, retransmits: 0 });
+        assert_eq!(info, SocketInfo { local, peer, uid: 0, inode: 0x000e_e01e, retransmits: 0, cgroup: 1 });
         assert_eq!(id.cookie(), 9);
         assert_eq!(parse(&bytes(UNKNOWN), 7).unwrap(), [DiagReply::End(Err(Errno::NOENT))]);
         assert_eq!(parse(&bytes(END), 8).unwrap(), [], "a reply to another request");

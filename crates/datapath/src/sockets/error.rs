@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::bpf::TableError;
+use crate::bpf::{PolicyError, TableError};
 
 /// Maximum number of attempts while the agent replaces maps, which it does seldom ([`TableError::Replaced`]).
 pub(super) const REPLACED_TRIES_MAX: u32 = 10;
@@ -15,6 +15,9 @@ pub enum SocketsError {
     /// The table could not be read.
     #[error("cannot tell stale sockets: {0}")]
     Table(#[from] TableError),
+    /// The policy could not be read.
+    #[error("cannot tell what network policy allows: {0}")]
+    Policy(Box<PolicyError>),
     /// No thread, or no /proc.
     #[error("cannot look for sockets: {0}: {1}")]
     Io(&'static str, io::Error),

@@ -74,7 +74,7 @@ pub fn list(pins: &PinDir) -> Result<Listing, SocketsError> {
 
 fn list_once(pins: &PinDir) -> Result<Listing, SocketsError> {
     let (reader, states) = (KernelReader::open(pins)?, SocketStates::open(pins)?);
-    on_own_thread(|| ListingPass::default().run(&mut StaleCheck::new(&reader, &states), &states))
+    on_own_thread(|| ListingPass::default().run(&mut StaleCheck::new(pins, &reader, &states)?, &states))
 }
 
 /// Sockets whose owners are not known yet.

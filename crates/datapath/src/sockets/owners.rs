@@ -6,6 +6,7 @@
 
 use std::{
     cell::OnceCell,
+    collections::HashSet,
     io,
     ops::ControlFlow,
     os::fd::{AsRawFd, OwnedFd},
@@ -65,6 +66,16 @@ pub(super) fn each_socket_or(
         }
     }
     failure.map_or(Ok(()), Err)
+}
+
+/// Inodes of the sockets of this process.
+pub(super) fn own_inodes() -> io::Result<HashSet<u64>> {
+    let mut inodes = HashSet::new();
+    let mut show = |descriptor: &Descriptor<'_>| {
+        inodes.insert(descriptor.inode);
+        Ok(ControlFlow::Continue(()))
+    };
+    each_socket_of(&open_proc()?, rustix::process::getpid(), &mut show).map(|_| inodes)
 }
 
 fn each_socket_of(

@@ -41,7 +41,7 @@ pub fn parse_line(line: &str) -> Option<SocketInfo> {
     let uid = fields.next()?.parse().ok()?;
     let inode = fields.nth(1)?.parse().ok()?;
     let is_connected = 1u32.checked_shl(state).is_some_and(|bit| bit & CONNECTED != 0);
-    (is_connected && inode != 0).then_some(SocketInfo { local, peer, uid, inode, retransmits })
+    (is_connected && inode != 0).then_some(SocketInfo { local, peer, uid, inode, retransmits, cgroup: 0 })
 }
 
 /// The kernel writes the port as a number, the words of the address as it has them in memory.
@@ -79,7 +79,7 @@ mod tests {
         let address = |host| v4_mapped(u32::from_ne_bytes([127, 0, 0, host]));
         let (local, peer) = (socket.local_addr().unwrap().port().to_be(), 0x1234u16.to_be());
         let (local, peer, uid, inode) = ((address(1), local), (address(9), peer), stat.st_uid, stat.st_ino);
-        let expected = SocketInfo { local, peer, uid, inode, retransmits: 0 };
+        let expected = SocketInfo { local, peer, uid, inode, retransmits: 0, cgroup: 0 };
         assert_eq!(ours, [expected]);
     }
 
@@ -92,8 +92,14 @@ mod tests {
         let mapped = "0000000000000000FFFF000009007F0A:0035";
         let address = [0, 0, 0xffff_0000, 0x0900_7f0a];
         let port = 53u16.to_be();
-        let expected =
-            SocketInfo { local: ([0; 4], port), peer: (address, port), uid: 4_711, inode: 9, retransmits: 11 };
+        let expected = SocketInfo {
+            local: ([0; 4], port),
+            peer: (address, port),
+            uid: 4_711,
+            inode: 9,
+            retransmits: 11,
+            cgroup: 0,
+        };
         assert_eq!(line(mapped, "01", "9"), Some(expected));
         for (state, inode) in [("07", "9"), ("0A", "9"), ("01", "0"), ("01", "x"), ("FF", "9"), ("", "")] {
             assert_eq!(line(mapped, state, inode), None, "{state} {inode}");

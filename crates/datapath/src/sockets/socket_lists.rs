@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{
     diag::{Diag, DumpedSocket},
-    diag_message::{CONNECTED, DumpQuery, INET, INET6, SocketFamily, SocketId, SocketInfo},
+    diag_message::{CONNECTED, DumpQuery, INET, INET6, LISTENING, SocketFamily, SocketId, SocketInfo},
     error::SocketsError,
     filter, proc_net,
 };
@@ -79,6 +79,17 @@ impl<'m> SocketLists<'m> {
             }
             outcome => outcome.map_err(SocketsError::List),
         }
+    }
+
+    /// Shows the ports, in network order, on which TCP sockets listen.
+    pub(super) fn each_listener(&mut self, show: &mut dyn FnMut(u16)) -> Result<(), SocketsError> {
+        [INET, INET6].into_iter().try_for_each(|family| {
+            let kind = SocketFamily { family, protocol: Protocol::Tcp };
+            let query = DumpQuery { kind, states: LISTENING, filter: None, storage: None };
+            let mut listed = |socket: &DumpedSocket| show(socket.info.local.1);
+            let dumped = self.diag.as_mut().map_err(|error| *error).and_then(|diag| diag.dump(&query, &mut listed));
+            dumped.map_err(SocketsError::List)
+        })
     }
 
     /// Closes a socket under its owner.

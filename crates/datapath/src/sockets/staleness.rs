@@ -4,15 +4,20 @@ use std::io;
 
 use cproxy_core::{Address, Backend, Frontend, Protocol};
 use cproxy_ebpf::{FrontendKey, PROTOCOL_TCP, PROTOCOL_UDP, REFUSED_SLOT, Translation, policy::POLICY_REFUSED_SLOT};
+use cproxy_policy::Direction;
 use rustix::{fd::OwnedFd, net::sockopt::socket_protocol};
 
 use super::{diag_message::AddressPort, error::SocketsError, socket_lists::ListedSocket};
-use crate::bpf::{KernelReader, Serving, SetCache, SocketStates, encoding};
+use crate::bpf::{
+    KernelReader, PinDir, PolicyInForce, PolicyPins, PolicyReader, Serving, SetCache, SocketStates, encoding,
+};
 
 /// The sets as of now, and the state that the programs keep of sockets.
 pub(super) struct StaleCheck<'t> {
     sets: SetCache<'t>,
     states: &'t SocketStates,
+    /// Network policy, if there is one.
+    policy: Option<(PolicyReader, PolicyInForce)>,
     /// The first frontends of stale sockets; the last one tells that there are more than the others.
     pub(super) stale_frontends: [Option<Frontend>; 4],
 }
@@ -25,8 +30,14 @@ pub(super) struct TranslationState {
 }
 
 impl<'t> StaleCheck<'t> {
-    pub(super) fn new(reader: &'t KernelReader, states: &'t SocketStates) -> Self {
-        Self { sets: reader.sets(), states, stale_frontends: [None; 4] }
+    pub(super) fn new(pins: &PinDir, reader: &'t KernelReader, states: &'t SocketStates) -> Result<Self, SocketsError> {
+        let policy = PolicyReader::new(PolicyPins::new(pins));
+        let policy = policy.map(|reader| {
+            let state = reader.state();
+            state.map(|state| (reader, state)).map_err(|error| SocketsError::Policy(error.into()))
+        });
+        let policy = policy.transpose()?;
+        Ok(Self { sets: reader.sets(), states, policy, stale_frontends: [None; 4] })
     }
 
     /// The translation of a TCP socket, or of the first subflow of an MPTCP connection, from the kernel's list: that
@@ -59,29 +70,50 @@ impl<'t> StaleCheck<'t> {
         peer: AddressPort,
         protocol: Protocol,
     ) -> Result<Option<TranslationState>, SocketsError> {
-        let Some(translation) = current_translation(translations, peer) else { return Ok(None) };
-        if translation.slot == POLICY_REFUSED_SLOT {
-            return Ok(None);
-        }
+        let translation = current_translation(translations, peer).filter(|found| found.slot != POLICY_REFUSED_SLOT);
+        let Some(translation) = translation else { return Ok(None) };
         let frontend = frontend(&translation, protocol);
         let backend = (translation.slot != REFUSED_SLOT).then_some(peer);
         Ok(Some(TranslationState { frontend, serving: self.sets.serving(frontend, backend)? }))
     }
 
-    /// Whether a socket is connected through us to a peer that does not serve.
+    /// Whether a socket is connected through us to a peer that does not serve, or network policy has refused its
+    /// datagrams and allows them by now.
     pub(super) fn is_stale(
         &mut self,
         translations: &[Translation],
         peer: AddressPort,
         protocol: Protocol,
     ) -> Result<bool, SocketsError> {
-        let state = self.resolve(translations, peer, protocol)?;
-        let stale = state.filter(|state| is_stale(state.serving, protocol));
-        if let Some(frontend) = stale.and_then(|state| encoding::frontend(&state.frontend)) {
+        let refused = current_translation(translations, peer).filter(|found| found.slot == POLICY_REFUSED_SLOT);
+        let stale = match refused {
+            Some(refused) => {
+                let to = frontend(&refused, protocol);
+                self.policy_allows(&to)?.then_some(to)
+            }
+            None => {
+                let state = self.resolve(translations, peer, protocol)?;
+                state.filter(|state| is_stale(state.serving, protocol)).map(|state| state.frontend)
+            }
+        };
+        if let Some(frontend) = stale.and_then(|frontend| encoding::frontend(&frontend)) {
             let place = self.stale_frontends.iter_mut().find(|place| place.is_none_or(|known| known == frontend));
             place.into_iter().for_each(|place| *place = Some(frontend));
         }
         Ok(stale.is_some())
+    }
+
+    /// Whether policy allows datagrams to an address, or to a backend of a frontend there. While the policy changes its
+    /// maps, it does not; the change is followed by another pass.
+    fn policy_allows(&mut self, to: &FrontendKey) -> Result<bool, SocketsError> {
+        let backends = self.sets.backends(*to)?;
+        let Some((policy, state)) = &self.policy else { return Ok(true) };
+        let mut peers = backends.unwrap_or_else(|| vec![(to.address, to.port)]).into_iter();
+        Ok(peers.any(|(address, port)| {
+            let (peer, port) = (Address::from_words(address), u16::from_be(port));
+            let decision = policy.decide(state, Direction::Egress, peer, cproxy_policy::Protocol::Udp, port);
+            decision.is_ok_and(|decision| decision.is_allowed)
+        }))
     }
 
     /// Whether a socket is stale if it is connected to one of those that it got.

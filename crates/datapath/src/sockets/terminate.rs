@@ -71,7 +71,7 @@ pub fn terminate_stale(pins: &PinDir, retired: &Retired) -> Result<Outcome, Sock
 fn terminate_once(pins: &PinDir, retired: &Retired) -> Result<(Outcome, Option<SocketsError>), SocketsError> {
     let (reader, states) = (KernelReader::open(pins)?, SocketStates::open(pins)?);
     on_own_thread(|| {
-        let (outcome, failure) = TerminationPass::new(&reader, &states, retired).run();
+        let (outcome, failure) = TerminationPass::new(pins, &reader, &states, retired)?.run();
         Ok((Outcome { cpu: cpu_time(), ..outcome }, failure))
     })
 }
@@ -108,15 +108,20 @@ struct OwnedSocket {
 }
 
 impl<'t> TerminationPass<'t> {
-    fn new(reader: &'t KernelReader, states: &'t SocketStates, retired: &'t Retired) -> Self {
+    fn new(
+        pins: &PinDir,
+        reader: &'t KernelReader,
+        states: &'t SocketStates,
+        retired: &'t Retired,
+    ) -> Result<Self, SocketsError> {
         // It is the same kernel in all network namespaces.
         let is_by_owners = |protocol: Protocol| match protocol {
             Protocol::Udp => true,
             Protocol::Tcp => !SocketLists::open(states.storage()).can_list(protocol),
         };
         let is_concerned = |protocol: &Protocol| !retired.of(*protocol).is_empty() && is_by_owners(*protocol);
-        Self {
-            check: StaleCheck::new(reader, states),
+        Ok(Self {
+            check: StaleCheck::new(pins, reader, states)?,
             states,
             retired,
             by_owners: [Protocol::Udp, Protocol::Tcp].into_iter().filter(is_concerned).collect(),
@@ -125,7 +130,7 @@ impl<'t> TerminationPass<'t> {
             has_mptcp: Path::new("/proc/sys/net/mptcp").exists(),
             outcome: Outcome::default(),
             failure: None,
-        }
+        })
     }
 
     /// First the kernel's lists, then, where those name sockets, their owners.

@@ -1,0 +1,122 @@
+//! Sockets of the pod when its network policy changes: those that it refused, and connections that stand.
+
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    net::{IpAddr, SocketAddr, TcpStream},
+    path::Path,
+    time::Duration,
+};
+
+use crate::policy::{CLIENT, OTHER, Pods, REFUSED, WEB, both, kind};
+use cproxy_tests::{
+    echo,
+    manifest::{Service, Slice},
+    process::{cproxy, eventually},
+    world::{SYNC, TCP},
+};
+
+/// Address that no policy allows.
+const STRANGER: (&str, u16) = ("10.244.0.77", TCP);
+
+/// A Service of datagrams, at the port of the pods.
+fn datagrams(name: &str, vip: &str, backend: IpAddr) -> [serde_json::Value; 2] {
+    [
+        Service::new(name).cluster_ips([vip]).udp("dns", 53, TCP).into(),
+        Slice::v4(name).udp("dns", TCP).ready([backend]).into(),
+    ]
+}
+
+#[test]
+fn datagram_sockets_that_were_refused_are_closed_once_policy_allows_them() {
+    let pods = Pods::new();
+    let services = datagrams("names", "10.96.0.13", OTHER.v4.into());
+    let objects = |label: &str| pods.write(&[&[both()], &services[..]].concat(), label);
+    objects("other");
+    let _agent = pods.enforce();
+    let [v4, v6] = [IpAddr::from(OTHER.v4), OTHER.v6.into()].map(|address| SocketAddr::new(address, TCP));
+    let _servers = [v4, v6].map(|address| echo::udp_in(&pods.other, address, "other"));
+    let peers = [v4, v6, "10.96.0.13:53".parse().unwrap()];
+    let sockets = peers.map(|peer| {
+        let socket = echo::udp_client(peer).unwrap();
+        socket.connect(peer).unwrap();
+        assert_eq!(kind(echo::ask_peer(&socket)), REFUSED, "{peer}");
+        assert_eq!(socket.peer_addr().unwrap(), peer);
+        socket
+    });
+    // One that policy goes on to refuse stays: a third pod.
+    let denied = echo::udp_client((OTHER.v4, TCP)).unwrap();
+    denied.connect(STRANGER).unwrap();
+    objects("client");
+    for (socket, peer) in sockets.iter().zip(peers) {
+        eventually(SYNC, format!("the socket to {peer} is closed"), || match echo::ask_peer(socket) {
+            Err(error) if error.kind() != io::ErrorKind::ConnectionRefused => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        assert_eq!(echo::ask_connected_udp(peer).unwrap(), "other", "{peer}");
+    }
+    assert_eq!(kind(echo::ask_peer(&denied)), REFUSED);
+}
+
+/// Whether a connection still stands.
+fn stands(mut stream: &TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    matches!(stream.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+}
+
+fn enter(cgroup: &Path) {
+    fs::write(cgroup.join("cgroup.procs"), "0").unwrap();
+}
+
+#[test]
+fn connections_that_a_change_no_longer_allows_are_closed_if_a_setting_says_so() {
+    for closes in [true, false] {
+        let pods = Pods::new();
+        let exempt = pods.sandbox.cgroup().join("exempt");
+        fs::create_dir(&exempt).unwrap();
+        pods.write(&[both()], "client");
+        let action = if closes { "close" } else { "keep" };
+        let agent = pods
+            .agent("enforce")
+            .args(["--policy-existing", action])
+            .args(["--policy-exempt-cgroup", exempt.to_str().unwrap()]);
+        let _agent = agent.start();
+        let _web = [WEB.v4.into(), IpAddr::from(WEB.v6)].map(|address| echo::tcp(&pods.sandbox, (address, TCP), "web"));
+        let _client = echo::tcp_in(&pods.client, (CLIENT.v4, TCP), "client");
+        let _other = echo::tcp_in(&pods.other, (OTHER.v4, TCP), "other");
+        let to = |address: IpAddr| echo::connect_tcp((address, TCP)).unwrap().1;
+        let own = to(WEB.v4.into());
+        let [allowed_out, denied_out] = [CLIENT.v4, OTHER.v4].map(|address| to(address.into()));
+        enter(&exempt);
+        let exempt_out = to(OTHER.v4.into());
+        enter(pods.sandbox.cgroup());
+        let [allowed_in, allowed_in6] =
+            [WEB.v4.into(), IpAddr::from(WEB.v6)].map(|address| pods.client.run(|| to(address)));
+        let [denied_in, denied_in6] =
+            [WEB.v4.into(), IpAddr::from(WEB.v6)].map(|address| pods.other.run(|| to(address)));
+        // OTHER loses its label, and a change after that shows that what was to be closed is.
+        pods.write(&[both()], "other");
+        eventually(SYNC, "the policy has changed", || {
+            let closed = cproxy(&pods.sandbox, &["get", "counters", "-o", "json"]).success().json();
+            if closes && closed["policy_sockets_closed"] == 3 || !closes && closed["policy_changes"] == 2 {
+                Ok(())
+            } else {
+                Err(closed["policy_sockets_closed"].to_string())
+            }
+        });
+        for (stream, may_stand, what) in [
+            (&own, true, "of the pod with itself"),
+            (&allowed_out, true, "to a peer that is allowed"),
+            (&exempt_out, true, "of an exempt cgroup"),
+            (&allowed_in, true, "from a peer that is allowed"),
+            (&allowed_in6, true, "from a peer that is allowed, IPv6"),
+            (&denied_out, !closes, "to a peer that is denied"),
+            (&denied_in, !closes, "from a peer that is denied"),
+            (&denied_in6, !closes, "from a peer that is denied, IPv6"),
+        ] {
+            assert_eq!(stands(stream), may_stand, "{what}, {action}");
+        }
+    }
+}
