@@ -75,7 +75,7 @@ const fn audited(counter: &'static str, direction: &'static str) -> Row {
 }
 
 /// All of them. Rows of one metric follow each other.
-const ROWS: [Row; 46] = [
+const ROWS: [Row; 47] = [
     row(
         "forwarded",
         "cproxy_connections_total",
