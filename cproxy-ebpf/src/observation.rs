@@ -35,6 +35,10 @@ pub enum Verdict {
     Reversed = 4,
     /// A translated TCP socket was closed.
     Closed = 5,
+    /// Network policy denies the call, or what comes in.
+    Denied = 6,
+    /// Network policy would deny it, and is only audited.
+    Audited = 7,
 }
 
 /// System call of an observation: [`Event::call`].
@@ -84,6 +88,9 @@ pub enum Reason {
 }
 
 /// Element of the ring buffer. 96 bytes.
+///
+/// Of a denial by network policy, `vip` is the peer, `vip_port` the port that was called, and the first word of
+/// `backend` the rule. What comes in ([`Call::Receive`]) has no process, cgroup and socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {

@@ -12,6 +12,7 @@
 //! POLICY_REPLIES    LRU hash     ReplyKey   -> u64       (second of the last datagram)
 //! POLICY_DENIALS    LRU hash     DenialKey  -> Denial
 //! POLICY_COUNTERS   per CPU      Counter    -> u64
+//! POLICY_EVENTS     array of ring buffers    observation::Event; empty but while `cproxy trace` runs
 //! ```
 //!
 //! `SOCKETS` and `OWN_ADDRESSES` are those of the table.

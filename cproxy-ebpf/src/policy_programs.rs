@@ -12,6 +12,8 @@ mod denials;
 #[path = "policy_programs/egress.rs"]
 mod egress;
 mod endpoint;
+#[path = "policy_programs/events.rs"]
+mod events;
 #[path = "policy_programs/exemption.rs"]
 mod exemption;
 #[path = "policy_programs/ingress.rs"]

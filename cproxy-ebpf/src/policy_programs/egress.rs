@@ -9,6 +9,7 @@ use core::ptr::addr_of;
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_retval, macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{
     PROTOCOL_UDP,
+    observation::Call,
     policy::{EGRESS, POLICY_REFUSED_SLOT, ReplyKey, StateWord},
 };
 
@@ -16,6 +17,7 @@ use crate::{
     decision::{Question, decide},
     denials,
     endpoint::Endpoint,
+    events,
     exemption::is_policed,
     maps::state,
     own_address::own_address,
@@ -56,7 +58,7 @@ fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     }
     let Some(protocol) = protocol(ctx) else { return ALLOW };
     let destination = read_endpoint::<F>(ctx);
-    if is_allowed(ctx, state, &destination, protocol, None) {
+    if is_allowed(ctx, state, &destination, protocol, Call::Connect, None) {
         return ALLOW;
     }
     if protocol == PROTOCOL_UDP { connect_to_nobody::<F>(ctx, &destination) } else { DENY }
@@ -71,7 +73,7 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
         return ALLOW;
     }
     let key = ReplyKey { peer: destination.address, peer_port: destination.port, own_port: own_port(ctx) };
-    if state.egress() && !is_allowed(ctx, state, &destination, PROTOCOL_UDP, Some(&key)) {
+    if state.egress() && !is_allowed(ctx, state, &destination, PROTOCOL_UDP, Call::Send, Some(&key)) {
         return DENY;
     }
     if state.ingress() {
@@ -95,6 +97,7 @@ fn is_allowed(
     state: StateWord,
     destination: &Endpoint,
     protocol: u8,
+    call: Call,
     reply: Option<&ReplyKey>,
 ) -> bool {
     let question =
@@ -104,17 +107,26 @@ fn is_allowed(
         return true;
     }
     // The rest costs denied calls alone.
-    peer::is_agents_socket(ctx)
-        || !is_policed(ctx.as_ptr())
-        || is_refused_already()
-        || !denials::record(state, &question, decision)
+    if peer::is_agents_socket(ctx) || !is_policed(ctx.as_ptr()) || is_refused_already() {
+        return true;
+    }
+    let is_denied = denials::record(state, &question, decision);
+    events::call(ctx, &question, decision, call, !is_denied);
+    !is_denied
 }
 
 /// True if a program before has refused the call: it fails anyway.
 #[inline(always)]
 fn is_refused_already() -> bool {
-    // SAFETY: a static; volatile, because the agent changes it in the object file. The helper takes no argument.
-    unsafe { addr_of!(ERRNO_HELPER).read_volatile() != 0 && bpf_get_retval() != 0 }
+    // SAFETY: a helper without arguments.
+    knows_process() && unsafe { bpf_get_retval() != 0 }
+}
+
+/// True if the hooks have the helpers for process and command, which came with that for the error's number.
+#[inline(always)]
+pub(crate) fn knows_process() -> bool {
+    // SAFETY: a static; volatile, because the agent changes it in the object file.
+    unsafe { addr_of!(ERRNO_HELPER).read_volatile() != 0 }
 }
 
 /// Connects a datagram socket to an address at which nobody listens. Without one the call fails.

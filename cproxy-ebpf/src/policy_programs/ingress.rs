@@ -16,7 +16,7 @@ use cproxy_ebpf::{
 
 use crate::{
     decision::{Question, decide},
-    denials,
+    denials, events,
     maps::state,
     replies,
 };
@@ -69,5 +69,7 @@ fn ingress(lookup: *mut bpf_sk_lookup) -> u32 {
     if protocol == PROTOCOL_UDP && replies::may_reply(&key) {
         return PASS;
     }
-    if denials::record(state, &question, decision) { DROP } else { PASS }
+    let is_denied = denials::record(state, &question, decision);
+    events::incoming(&question, decision, !is_denied);
+    if is_denied { DROP } else { PASS }
 }

@@ -2,11 +2,12 @@
 
 use aya_ebpf::{
     bindings::{BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
-    btf_maps::{Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage, lpm_trie::Key},
+    btf_maps::{Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SkStorage, lpm_trie::Key},
     macros::btf_map,
 };
 use cproxy_ebpf::{
     OWN_ADDRESS_V6, OwnAddress, SocketState,
+    observation::{EVENTS_BYTES, Event},
     policy::{
         Denial, DenialKey, IntervalWord, POLICY_COUNTERS_MAX, POLICY_DENIALS_MIN, POLICY_RANGES_MAX,
         POLICY_REPLIES_MIN, POLICY_ROOM_MIN, PolicyCounter, ReplyKey, RunsWord, State, StateWord,
@@ -43,6 +44,10 @@ pub(crate) static POLICY_DENIALS: LruHashMap<DenialKey, Denial, { POLICY_DENIALS
 
 #[btf_map]
 static POLICY_COUNTERS: PerCpuArray<u64, { POLICY_COUNTERS_MAX as usize }> = PerCpuArray::new();
+
+/// Ring buffer of a tracer, while there is one.
+#[btf_map]
+pub(crate) static POLICY_EVENTS: ArrayOfMaps<RingBuf<Event, { EVENTS_BYTES as usize }>, 1> = ArrayOfMaps::new();
 
 #[btf_map]
 pub(crate) static OWN_ADDRESSES: Array<OwnAddress, { OWN_ADDRESS_V6 as usize + 1 }, { BPF_F_MMAPABLE as usize }> =

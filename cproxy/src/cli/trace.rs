@@ -71,18 +71,23 @@ enum VerdictName {
     Reversed,
     /// A translated TCP socket was closed
     Closed,
+    /// Network policy denies the call or what comes in, or would if it were enforced
+    #[value(alias = "audited")]
+    Denied,
 }
 
 impl VerdictName {
-    fn verdict(self) -> TraceVerdict {
-        match self {
+    /// The verdict of the programs that translate.
+    fn verdict(self) -> Option<TraceVerdict> {
+        Some(match self {
             Self::Forwarded => TraceVerdict::Forwarded,
             Self::Refused => TraceVerdict::Refused,
             Self::Dropped => TraceVerdict::Dropped,
             Self::Direct => TraceVerdict::Direct,
             Self::Reversed => TraceVerdict::Reversed,
             Self::Closed => TraceVerdict::Closed,
-        }
+            Self::Denied => return None,
+        })
     }
 }
 
@@ -153,7 +158,9 @@ fn filter(options: &TraceOptions, features: Features) -> anyhow::Result<TraceFil
         pid: options.pid,
         cgroup: cgroup.map_err(|error| anyhow!("--process-cgroup {error}"))?,
         protocol: options.protocol.map(ProtocolName::protocol),
-        verdicts: verdicts.into_iter().filter(|_| !options.summary).map(VerdictName::verdict).collect(),
+        cgroup_dir: options.process_cgroup.clone(),
+        denials: !options.summary && verdicts.contains(&VerdictName::Denied),
+        verdicts: verdicts.into_iter().filter(|_| !options.summary).filter_map(VerdictName::verdict).collect(),
     })
 }
 

@@ -3,13 +3,14 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use cproxy_core::printable;
-use cproxy_datapath::bpf::{ServiceCounters, ServiceCounts, TraceEvent};
+use cproxy_datapath::bpf::{PolicyDecision, ServiceCounters, ServiceCounts, TraceEvent, TracedDenial};
 use serde::Serialize;
 
 use super::{
     address::BackendAddress,
     columns::{align_columns, or_dash},
     names::Names,
+    pod_policy::PodPolicyReport,
     table::{Layout, NAME_CHARS_MIN, chars, cut, pad},
 };
 
@@ -19,10 +20,13 @@ use super::{
 pub struct TraceRow {
     /// Seconds since 1970, with microseconds.
     pub time: f64,
-    /// forwarded, refused, dropped, direct, reversed or closed.
+    /// forwarded, refused, dropped, direct, reversed, closed, denied or audited.
     pub verdict: &'static str,
-    /// Reason of the verdict, if there is one.
-    pub reason: Option<&'static str>,
+    /// Reason of the verdict, if there is one. Of a denial: the rule, or the policies of which none has one.
+    pub reason: Option<String>,
+    /// `Ingress` or `Egress` of a denial by network policy. The address is then the peer's, and the port the one that
+    /// was called: for ingress the pod's own.
+    pub direction: Option<String>,
     /// System call.
     pub call: &'static str,
     /// TCP or UDP.
@@ -120,13 +124,20 @@ fn named(name: &str, rest: &str, room: usize) -> String {
 impl TraceRow {
     /// Row of an event. The offset is `CLOCK_REALTIME` at the start of `CLOCK_MONOTONIC`.
     #[must_use]
-    pub fn new(event: &TraceEvent, names: &Names, clock_offset_ns: i128) -> Self {
+    pub fn new(event: &TraceEvent, names: &Names, policy: Option<&PodPolicyReport>, clock_offset_ns: i128) -> Self {
         let of_frontend = names.service(&event.frontend);
         let time_us = (clock_offset_ns + i128::from(event.time_ns)) / 1_000;
         Self {
             time: time_us as f64 / 1e6,
             verdict: event.verdict,
-            reason: event.reason,
+            reason: match event.denial {
+                Some(TracedDenial { direction, rule }) => {
+                    let decision = PolicyDecision { is_allowed: false, rule };
+                    Some(PodPolicyReport::verdict(policy, direction, event.frontend.address, decision).reason)
+                }
+                None => event.reason.map(str::to_owned),
+            },
+            direction: event.denial.map(|denial| denial.direction.to_string()),
             call: event.call,
             protocol: event.frontend.protocol.to_string(),
             address: event.frontend.address.into(),
@@ -151,8 +162,11 @@ impl TraceRow {
         let process = format!("{}[{pid}]", or_dash(self.command.as_deref()));
         let name = or_dash(self.service.as_deref());
         let to = self.backend.as_ref().map_or_else(String::new, |backend| format!(" -> {backend}"));
-        let why = self.reason.map_or_else(String::new, |reason| format!(" ({reason})"));
-        let address = format!("{}/{}", BackendAddress { address: self.address, port: self.port }, self.protocol);
+        let why = self.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+        let mut address = format!("{}/{}", BackendAddress { address: self.address, port: self.port }, self.protocol);
+        if self.direction.as_deref() == Some("Ingress") {
+            address = format!("from {} to :{}/{}", self.address, self.port, self.protocol);
+        }
         let (route, service) = match (widths.service, &self.backend) {
             (Some(_), _) if widths.columns.is_none() => (address + &to, name + &why),
             (Some(width), _) => (address + &to, named(&name, &why, width)),
@@ -249,7 +263,8 @@ mod tests {
         TraceRow {
             time: 34_867.215,
             verdict: if backend.is_some() { "forwarded" } else { "refused" },
-            reason,
+            reason: reason.map(str::to_owned),
+            direction: None,
             call: "connect",
             protocol: "TCP".to_owned(),
             address: "10.105.210.110".parse().unwrap(),
@@ -315,8 +330,9 @@ mod tests {
             verdict: "refused",
             call: "connect",
             reason: Some("unknown-port"),
+            denial: None,
         };
-        assert_eq!(TraceRow::new(&event(81), &names, 0).service.as_deref(), Some("default/web"));
+        assert_eq!(TraceRow::new(&event(81), &names, None, 0).service.as_deref(), Some("default/web"));
     }
 
     #[test]

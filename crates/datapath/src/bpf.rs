@@ -47,6 +47,7 @@ mod tcp_places;
 mod tracing;
 
 pub use attachments::{Attachments, Difference, LinkState};
+pub(crate) use cgroups::cgroups_below;
 pub use cgroups::{ROOT_CGROUP_ID, cgroup_id};
 pub use client_affinity::{ClientAffinities, ClientAffinity};
 pub use counters::read_counters;
@@ -77,4 +78,4 @@ pub use table::{TableMaps, decode_table};
 pub use takeover::{end_takeover, has_kept, lock_pins, restore_lock};
 pub use tcp_full::TcpFull;
 pub use tcp_places::{TCP_PLACES_MAX, TcpPlacesUsage};
-pub use tracing::{TraceDestination, TraceError, TraceEvent, TraceFilter, Tracing};
+pub use tracing::{TraceDestination, TraceError, TraceEvent, TraceFilter, TracedDenial, Tracing};

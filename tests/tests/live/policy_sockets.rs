@@ -1,6 +1,6 @@
 //! Sockets of the pod when its network policy changes: those that it refused, and connections that stand.
 
-#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call is a failed test")]
 
 use std::{
     fs,
@@ -10,19 +10,24 @@ use std::{
     time::Duration,
 };
 
-use crate::policy::{CLIENT, OTHER, Pods, REFUSED, WEB, both, kind};
 use cproxy_tests::{
     echo,
     manifest::{Service, Slice},
     process::{cproxy, eventually},
     world::{SYNC, TCP},
 };
+use serde_json::{Value, json};
+
+use crate::{
+    policy::{CLIENT, DENIED, OTHER, Pods, REFUSED, WEB, both, connects, kind, policy},
+    trace,
+};
 
 /// Address that no policy allows.
 const STRANGER: (&str, u16) = ("10.244.0.77", TCP);
 
 /// A Service of datagrams, at the port of the pods.
-fn datagrams(name: &str, vip: &str, backend: IpAddr) -> [serde_json::Value; 2] {
+fn datagrams(name: &str, vip: &str, backend: IpAddr) -> [Value; 2] {
     [
         Service::new(name).cluster_ips([vip]).udp("dns", 53, TCP).into(),
         Slice::v4(name).udp("dns", TCP).ready([backend]).into(),
@@ -119,4 +124,46 @@ fn connections_that_a_change_no_longer_allows_are_closed_if_a_setting_says_so() 
             assert_eq!(stands(stream), may_stand, "{what}, {action}");
         }
     }
+}
+
+#[test]
+fn a_tracer_shows_denials_with_the_rule() {
+    let pods = Pods::new();
+    let deny = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
+    pods.write(&[both(), policy("deny", deny)], "other");
+    let _agent = pods.enforce();
+    let _web = echo::tcp(&pods.sandbox, (WEB.v4, TCP), "web");
+    let mut all = trace::start(&pods.sandbox, &["-o", "json", "--verdict", "denied"]);
+    assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
+    assert_eq!(kind(echo::udp_client((OTHER.v6, 53)).unwrap().send_to(b"?", (OTHER.v6, 53))), DENIED);
+    assert_eq!(pods.other.run(|| kind(connects(WEB.v4, TCP))), REFUSED);
+    let why = "no rule of NetworkPolicy shop/both, NetworkPolicy shop/deny allows it";
+    let denied = |direction: &str, call: &str, address: IpAddr, port: u16| {
+        [
+            ("verdict", json!("denied")),
+            ("direction", json!(direction)),
+            ("call", json!(call)),
+            ("address", json!(address)),
+            ("port", json!(port)),
+            ("reason", json!(why)),
+        ]
+    };
+    let event = trace::wait_event(&mut all, &denied("Egress", "connect", OTHER.v4.into(), TCP));
+    assert!(event["pid"].as_u64().is_some_and(|pid| pid > 1) && event["socket_cookie"] != 0, "{event}");
+    trace::wait_event(&mut all, &denied("Egress", "send", OTHER.v6.into(), 53));
+    let event = trace::wait_event(&mut all, &denied("Ingress", "receive", OTHER.v4.into(), TCP));
+    assert_eq!((&event["pid"], &event["socket_cookie"]), (&Value::Null, &json!(0)));
+    assert!(all.stop().success());
+    assert_eq!(trace::events(&all).len(), 3, "{}", all.log());
+
+    // A filter by the Service's address finds the denial of its backend, and no other one.
+    let mut of_service = trace::start(&pods.sandbox, &["-o", "json", "10.96.0.12"]);
+    assert_eq!(kind(connects(CLIENT.v4, TCP)), REFUSED, "nobody listens, and nobody denies it");
+    assert_eq!(kind(connects(OTHER.v6, TCP)), DENIED);
+    assert_eq!(kind(connects([10, 96, 0, 12], 80)), DENIED);
+    trace::wait_event(&mut of_service, &denied("Egress", "connect", OTHER.v4.into(), TCP));
+    assert!(of_service.stop().success());
+    let verdicts: Vec<_> = trace::events(&of_service).iter().map(|event| event["verdict"].clone()).collect();
+    assert_eq!(verdicts[..2], ["forwarded", "denied"], "{}", of_service.log());
+    assert!(verdicts[2..].iter().all(|verdict| verdict == "closed"), "{}", of_service.log());
 }

@@ -51,7 +51,7 @@ fn command(sandbox: &Sandbox, arguments: &[&str]) -> Command {
 }
 
 /// Starts a tracer, and waits until all links lead to its programs.
-fn start(sandbox: &Sandbox, arguments: &[&str]) -> Daemon {
+pub(crate) fn start(sandbox: &Sandbox, arguments: &[&str]) -> Daemon {
     let before = program_ids(sandbox);
     let mut tracer = Daemon::spawn(sandbox, "trace", Placement::Hooked, command(sandbox, arguments));
     wait_for_switch(&mut tracer, sandbox, &before);
@@ -67,12 +67,12 @@ fn wait_for_switch(tracer: &mut Daemon, sandbox: &Sandbox, before: &[u32]) {
 }
 
 /// Events so far.
-fn events(tracer: &Daemon) -> Vec<Value> {
+pub(crate) fn events(tracer: &Daemon) -> Vec<Value> {
     tracer.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Waits for an event with these fields.
-fn wait_event(tracer: &mut Daemon, fields: &[(&str, Value)]) -> Value {
+pub(crate) fn wait_event(tracer: &mut Daemon, fields: &[(&str, Value)]) -> Value {
     tracer.wait_until(SYNC, &format!("an event with {fields:?}"), |tracer| {
         let has_all = |event: &Value| fields.iter().all(|(name, value)| event.get(*name) == Some(value));
         events(tracer).into_iter().find(has_all).ok_or_else(|| tracer.tail())

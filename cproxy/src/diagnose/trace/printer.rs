@@ -16,8 +16,8 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::{
     diagnose::trace::request::TraceRequest,
-    report::{Layout, Names, TraceRow, summary_rows, summary_text, trace_header},
-    run_dir::{RESPONSE_TIMEOUT, fetch_services},
+    report::{Layout, Names, PodPolicyReport, TraceRow, summary_rows, summary_text, trace_header},
+    run_dir::{RESPONSE_TIMEOUT, fetch_policy, fetch_services},
 };
 
 /// Least time between two questions to the agent for names that are unknown.
@@ -91,8 +91,11 @@ pub(super) struct Printer {
     /// Whether the calls are left out by which the agent tests its programs: no destination names them.
     hides_canary: bool,
     names: Names,
-    /// Time of the last question to the agent for names.
+    /// Policy that the agent enforces, for the names of rules.
+    policy: Option<PodPolicyReport>,
+    /// Times of the last questions to the agent for names, and for the policy.
     asked: Option<Instant>,
+    asked_policy: Option<Instant>,
     /// Header of the events, until it is printed.
     header: String,
     /// Number of events that are still wanted.
@@ -118,7 +121,9 @@ impl Printer {
             run_dir: request.run_dir.clone(),
             hides_canary: request.filter.destinations.is_empty(),
             names: Names::default(),
+            policy: None,
             asked: None,
+            asked_policy: None,
             header: if has_header { trace_header(request.layout) } else { String::new() },
             wanted: request.count.unwrap_or(u64::MAX),
             lost: 0,
@@ -133,7 +138,9 @@ impl Printer {
             if self.wanted == 0 {
                 break;
             }
-            if self.names.service(&event.frontend).is_none() {
+            if event.denial.is_some() {
+                self.ask_policy();
+            } else if event.denial.is_none() && self.names.service(&event.frontend).is_none() {
                 self.ask_names();
             }
             if self.hides_canary && self.names.is_canary(&event.frontend) {
@@ -155,7 +162,7 @@ impl Printer {
     }
 
     fn line(&self, event: &TraceEvent) -> serde_json::Result<String> {
-        let row = TraceRow::new(event, &self.names, self.clock_offset_ns);
+        let row = TraceRow::new(event, &self.names, self.policy.as_ref(), self.clock_offset_ns);
         if self.is_json { serde_json::to_string(&row) } else { Ok(row.text(self.layout)) }
     }
 
@@ -177,6 +184,14 @@ impl Printer {
         let rows = fetch_services(&self.run_dir, RESPONSE_TIMEOUT).unwrap_or_default();
         self.names = rows.into_iter().collect();
         self.asked = Some(Instant::now());
+    }
+
+    /// Asks the agent for the policy, which may have changed, not too often.
+    fn ask_policy(&mut self) {
+        if self.asked_policy.is_none_or(|asked| asked.elapsed() >= NAMES_INTERVAL) {
+            self.policy = fetch_policy(&self.run_dir).ok().flatten();
+            self.asked_policy = Some(Instant::now());
+        }
     }
 
     fn report_losses(&mut self, lost: u64) {

@@ -5,6 +5,7 @@
 //! `/../..`.
 
 use std::{
+    collections::HashSet,
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -29,6 +30,25 @@ pub const ROOT_CGROUP_ID: u64 = 1;
 /// There is no such directory.
 pub fn cgroup_id(dir: &Path) -> io::Result<u64> {
     Ok(fs::metadata(dir)?.ino())
+}
+
+/// Ids of a cgroup and of all below it.
+///
+/// # Errors
+/// There is no such directory, or it cannot be read.
+pub(crate) fn cgroups_below(dir: &Path) -> io::Result<HashSet<u64>> {
+    let mut ids = HashSet::from([cgroup_id(dir)?]);
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if !entry.file_type()?.is_dir() {
+            continue;
+        }
+        match cgroups_below(&entry.path()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            below => ids.extend(below?),
+        }
+    }
+    Ok(ids)
 }
 
 /// Whether a cgroup2 directory is the hierarchy's root: all others have this file

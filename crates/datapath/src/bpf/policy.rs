@@ -6,6 +6,7 @@
 
 mod directory;
 mod error;
+mod events;
 mod hooks;
 mod install;
 mod maps;
@@ -13,6 +14,7 @@ mod names;
 mod program;
 mod reader;
 
+pub(super) use self::events::send_events;
 pub use self::{
     directory::PolicyPins,
     error::PolicyError,

@@ -5,6 +5,7 @@
 //! of each link. The tracer has the directory locked. Programs there without a lock are the rest of a tracer that was
 //! killed: the agent puts its own back at its next look, and so does the next tracer.
 
+mod denials;
 mod directory;
 mod error;
 mod event;
@@ -18,21 +19,22 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, MapData, MapError, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
 };
 use cproxy_ebpf::FrontendKey;
 
+use self::{
+    denials::DenialFilter,
+    directory::{is_at, lock, remove_all, remove_pins},
+    switch::{Slot, put_back, switch_in, switch_out},
+};
 pub(super) use self::{
     directory::remove_leftover,
     switch::{is_tracing, replaced_program},
 };
-use self::{
-    directory::{is_at, lock, remove_all, remove_pins},
-    switch::{Slot, put_back, switch_in, switch_out},
-};
 pub use self::{
     error::TraceError,
-    event::TraceEvent,
+    event::{TraceEvent, TracedDenial},
     filter::{TraceDestination, TraceFilter},
 };
 use super::{
@@ -41,6 +43,7 @@ use super::{
     map_spec::SERVICE_COUNTS,
     object::ProgramSet,
     pins::PinDir,
+    policy::send_events,
     probe::Features,
     program::Program,
     service_counters::{self, CountsMap, ServiceCounters},
@@ -58,6 +61,7 @@ const LOST: &str = "TRACE_LOST";
 pub struct Tracing {
     pins: PinDir,
     slots: Vec<Slot>,
+    denials: DenialFilter,
     events: RingBuf<MapData>,
     lost: PerCpuArray<MapData, u64>,
     counts: CountsMap,
@@ -103,11 +107,24 @@ impl Tracing {
         let slots =
             Program::ALL.into_iter().map(|program| slot(pins, &mut object, program)).collect::<Result<_, _>>()?;
         write_filter(&mut object, filter)?;
-        let events = RingBuf::try_from(take_map(&mut object, EVENTS)?).map_err(failed(EVENTS))?;
+        let events = take_map(&mut object, EVENTS)?;
+        if let (Map::RingBuf(ring), true) = (&events, filter.denials) {
+            send_events(pins, Some(ring.fd().as_fd()))?;
+        }
+        let events = RingBuf::try_from(events).map_err(failed(EVENTS))?;
         let lost = PerCpuArray::try_from(take_map(&mut object, LOST)?).map_err(failed(LOST))?;
         let counts = take_map(&mut object, SERVICE_COUNTS)?.try_into().map_err(failed(SERVICE_COUNTS))?;
         let counts_before = ServiceCounters::of(&counts).map_err(failed_counts)?;
-        Ok(Self { pins: pins.clone(), slots, events, lost, counts, counts_before, dir: Some(dir) })
+        Ok(Self {
+            pins: pins.clone(),
+            slots,
+            denials: DenialFilter::new(filter),
+            events,
+            lost,
+            counts,
+            counts_before,
+            dir: Some(dir),
+        })
     }
 
     /// Puts the set behind the links that do not lead to it: an agent that starts puts its own programs there.
@@ -128,7 +145,7 @@ impl Tracing {
         loop {
             // An event of another size would be one of another build, which the lock rules out.
             let item = self.events.next()?;
-            if let Some(event) = TraceEvent::read(&item) {
+            if let Some(event) = TraceEvent::read(&item).filter(|event| self.denials.passes(event)) {
                 return Some(event);
             }
         }
@@ -159,6 +176,7 @@ impl Tracing {
         // All that can be put back are, before the first error is reported.
         let results: Vec<_> = self.slots.iter().map(|slot| switch_out(&self.pins, slot)).collect();
         results.into_iter().collect::<Result<(), _>>()?;
+        send_events(&self.pins, None)?;
         remove_all(&self.pins).map_err(|error| TraceError::Io(directory, error))?;
         drop(dir);
         Ok(())

@@ -2,8 +2,6 @@
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
-    fs, io,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -19,7 +17,7 @@ use super::{
     staleness::endpoint,
     thread::{cpu_time, on_own_thread},
 };
-use crate::bpf::{PinDir, PolicyInForce, PolicyPins, PolicyReader, SocketStates};
+use crate::bpf::{PinDir, PolicyInForce, PolicyPins, PolicyReader, SocketStates, cgroups_below};
 
 /// Outcome of a pass over the pod's sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,11 +46,8 @@ pub fn close_denied(pins: &PinDir, exempt: &[PathBuf]) -> Result<ClosedDenied, S
         return Ok(ClosedDenied::default());
     }
     let states = SocketStates::open(pins)?;
-    let mut kept_cgroups = HashSet::new();
-    exempt
-        .iter()
-        .try_for_each(|dir| add_cgroups(dir, &mut kept_cgroups))
-        .map_err(|error| SocketsError::Io("cgroups", error))?;
+    let kept_cgroups = exempt.iter().map(|dir| cgroups_below(dir)).collect::<Result<Vec<_>, _>>();
+    let kept_cgroups = kept_cgroups.map_err(|error| SocketsError::Io("cgroups", error))?;
     let own = owners::own_inodes().map_err(|error| SocketsError::Io("/proc/self/fd", error))?;
     on_own_thread(|| {
         let mut lists = SocketLists::open(states.storage());
@@ -63,8 +58,9 @@ pub fn close_denied(pins: &PinDir, exempt: &[PathBuf]) -> Result<ClosedDenied, S
         let mut verdicts = Verdicts { reader: &reader, state: &state, known: HashMap::new() };
         let mut is_denied = |entry: &ListedSocket| {
             // Without an inode, its application has closed it already.
-            let is_kept =
-                entry.info.inode == 0 || own.contains(&entry.info.inode) || kept_cgroups.contains(&entry.info.cgroup);
+            let is_kept = entry.info.inode == 0
+                || own.contains(&entry.info.inode)
+                || kept_cgroups.iter().any(|ids| ids.contains(&entry.info.cgroup));
             !is_kept && verdicts.deny(entry, &listening)
         };
         let mut outcome = ClosedDenied::default();
@@ -77,21 +73,6 @@ pub fn close_denied(pins: &PinDir, exempt: &[PathBuf]) -> Result<ClosedDenied, S
         }
         Ok(ClosedDenied { cpu: cpu_time(), ..outcome })
     })
-}
-
-/// Adds the ids of a cgroup and of all below it, which are their inode numbers.
-fn add_cgroups(dir: &Path, ids: &mut HashSet<u64>) -> io::Result<()> {
-    ids.insert(fs::metadata(dir)?.ino());
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            match add_cgroups(&entry.path(), ids) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                added => added?,
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Verdicts of the policy in force. While it is being replaced, nothing is denied: another pass follows.

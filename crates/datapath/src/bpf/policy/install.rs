@@ -16,7 +16,7 @@ use cproxy_ebpf::policy::{LRU_ELEMENTS_PER_CPU, POLICY_DENIALS_MIN, POLICY_REPLI
 use super::{
     directory::PolicyPins,
     error::PolicyError,
-    names::{COUNTERS, DENIALS, INTERVALS, PEERS, RANGES, REPLIES, STATE},
+    names::{COUNTERS, DENIALS, EVENTS, INTERVALS, PEERS, RANGES, REPLIES, STATE},
     program::PolicyProgram,
 };
 use crate::bpf::{
@@ -32,7 +32,7 @@ use crate::bpf::{
 /// Maps of the table that the programs use.
 const OF_TABLE: [&str; 2] = ["OWN_ADDRESSES", "SOCKETS"];
 /// Maps of the policy that are pinned.
-const OWN: [&str; 7] = [STATE, PEERS, RANGES, INTERVALS, REPLIES, DENIALS, COUNTERS];
+const OWN: [&str; 8] = [STATE, PEERS, RANGES, INTERVALS, REPLIES, DENIALS, COUNTERS, EVENTS];
 
 /// Loads the policy's programs and pins them in the place of those that are there, also behind attached links. The
 /// table's programs are installed. Returns each program's verified instruction count, 0 where the kernel does not tell.

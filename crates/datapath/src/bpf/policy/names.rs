@@ -7,3 +7,4 @@ pub(super) const INTERVALS: &str = "POLICY_INTERVALS";
 pub(super) const REPLIES: &str = "POLICY_REPLIES";
 pub(super) const DENIALS: &str = "POLICY_DENIALS";
 pub(super) const COUNTERS: &str = "POLICY_COUNTERS";
+pub(super) const EVENTS: &str = "POLICY_EVENTS";

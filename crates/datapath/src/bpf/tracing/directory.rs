@@ -15,7 +15,10 @@ use rustix::{fs::FlockOperation, io::Errno};
 
 use super::error::TraceError;
 use crate::{
-    bpf::pins::{PinDir, TRACE_DIRECTORY, remove_pins_in, remove_with_pins},
+    bpf::{
+        pins::{PinDir, TRACE_DIRECTORY, remove_pins_in, remove_with_pins},
+        policy::send_events,
+    },
     owned_dir,
 };
 
@@ -74,7 +77,11 @@ pub(in crate::bpf) fn remove_leftover(pins: &PinDir) -> io::Result<()> {
     }
     let dir = owned_dir::open(&path)?;
     let is_ours = rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&dir, &path);
-    if is_ours { remove_with_pins(&path) } else { Ok(()) }
+    if !is_ours {
+        return Ok(());
+    }
+    send_events(pins, None).map_err(io::Error::other)?;
+    remove_with_pins(&path)
 }
 
 /// Removes the directory and all pins in it.

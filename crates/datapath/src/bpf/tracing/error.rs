@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::bpf::{load::LoadError, pins::PinError};
+use crate::bpf::{load::LoadError, pins::PinError, policy::PolicyError};
 
 /// Failure to trace.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +19,9 @@ pub enum TraceError {
     /// A link, a program or a map could not be used.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
+    /// Events of denials cannot be had.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// A link is gone.
     #[error("{0} is gone: cproxy or its pins were removed")]
     Removed(PathBuf),

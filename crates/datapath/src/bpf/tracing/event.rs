@@ -4,7 +4,9 @@ use cproxy_core::{Address, Backend, Frontend};
 use cproxy_ebpf::{
     FrontendKey,
     observation::{Call, Event, Reason, Verdict},
+    policy::NO_RULE,
 };
+use cproxy_policy::Direction;
 
 use crate::bpf::encoding;
 
@@ -35,17 +37,35 @@ pub struct TraceEvent {
     pub call: &'static str,
     /// Reason, such as `random`, if there is one.
     pub reason: Option<&'static str>,
+    /// Denial by network policy. The frontend is then the peer, with the port that was called.
+    pub denial: Option<TracedDenial>,
+}
+
+/// Denial by network policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TracedDenial {
+    /// Direction of the traffic.
+    pub direction: Direction,
+    /// Rule that has denied it; `None`: no rule has allowed it.
+    pub rule: Option<u32>,
 }
 
 /// Names of verdicts.
-const VERDICTS: [(Verdict, &str); 6] = [
+const VERDICTS: [(Verdict, &str); 8] = [
     (Verdict::Forwarded, "forwarded"),
     (Verdict::Refused, "refused"),
     (Verdict::Dropped, "dropped"),
     (Verdict::Direct, "direct"),
     (Verdict::Reversed, "reversed"),
     (Verdict::Closed, "closed"),
+    (Verdict::Denied, "denied"),
+    (Verdict::Audited, "audited"),
 ];
+
+/// Name of a verdict.
+pub(super) fn name_of(verdict: Verdict) -> Option<&'static str> {
+    VERDICTS.into_iter().find(|(known, _)| *known == verdict).map(|(_, name)| name)
+}
 
 /// Names of system calls.
 const CALLS: [(Call, &str); 5] = [
@@ -120,7 +140,11 @@ impl TraceEvent {
         let event = Fields(bytes).event()?;
         let (port, protocol) = (event.vip_port, event.protocol);
         let frontend = encoding::frontend(&FrontendKey { address: event.vip, port, protocol, zero: 0 })?;
-        let backend = (event.backend != [0; 4])
+        let is_denial = [Verdict::Denied, Verdict::Audited].iter().any(|verdict| *verdict as u8 == event.verdict);
+        let [rule, ..] = event.backend;
+        let direction = if event.call == Call::Receive as u8 { Direction::Ingress } else { Direction::Egress };
+        let denial = is_denial.then(|| TracedDenial { direction, rule: Some(rule).filter(|rule| *rule != NO_RULE) });
+        let backend = (!is_denial && event.backend != [0; 4])
             .then(|| Backend { address: Address::from_words(event.backend), port: u16::from_be(event.backend_port) });
         let command: Vec<u8> = event.command.into_iter().take_while(|byte| *byte != 0).collect();
         Some(Self {
@@ -135,6 +159,7 @@ impl TraceEvent {
             backend,
             verdict: VERDICTS.into_iter().find(|(known, _)| *known as u8 == event.verdict)?.1,
             call: CALLS.into_iter().find(|(known, _)| *known as u8 == event.call)?.1,
+            denial,
             reason: REASONS.into_iter().find(|(known, _)| *known as u8 == event.reason).map(|(_, name)| name),
         })
     }

@@ -1,11 +1,14 @@
 //! Filter of events.
 
+use std::path::PathBuf;
+
 use cproxy_core::{Address, ExcludedCgroup, Frontend, Protocol};
 use cproxy_ebpf::{
     FrontendKey,
     observation::{FILTER_ADDRESSES_MAX, Filter, Verdict},
 };
 
+use super::denials::kernel_verdicts;
 use crate::bpf::encoding;
 
 /// Events that a tracer wants. All parts must match.
@@ -19,8 +22,12 @@ pub struct TraceFilter {
     pub cgroup: Option<ExcludedCgroup>,
     /// Protocol.
     pub protocol: Option<Protocol>,
+    /// Directory of that cgroup.
+    pub cgroup_dir: Option<PathBuf>,
     /// Verdicts; none: no event is wanted.
     pub verdicts: Vec<Verdict>,
+    /// Whether denials by network policy are wanted, also those that are only audited.
+    pub denials: bool,
 }
 
 /// Destination of a filter, as the application names it.
@@ -40,7 +47,7 @@ impl TraceFilter {
         Filter {
             cgroup_id: self.cgroup.map_or(0, |cgroup| cgroup.id),
             cgroup_level: self.cgroup.map_or(0, |cgroup| cgroup.level),
-            verdicts: self.verdicts.iter().fold(0, |bits, verdict| bits | 1 << *verdict as u32),
+            verdicts: kernel_verdicts(self).fold(0, |bits, verdict| bits | 1 << verdict as u32),
             pid: self.pid.unwrap_or(0),
             protocol: self.protocol.map_or(0, |protocol| encoding::protocol_number(protocol).into()),
             has_addresses: (!self.destinations.is_empty()).into(),
