@@ -68,7 +68,12 @@ pub enum TcpPlaceDemand {
 #[derive(Debug)]
 pub enum Command {
     /// Go on as in a VM that was restored from a snapshot.
-    Reseed(oneshot::Sender<Result<(), String>>),
+    Reseed {
+        /// The pod stays closed by its policy until another order, or a sign.
+        holds: bool,
+        /// Channel for the outcome.
+        sender: oneshot::Sender<Result<(), String>>,
+    },
     /// The same, for a sign of that.
     Resume(RestoreSign),
     /// Other settings.

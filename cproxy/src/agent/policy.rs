@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -62,6 +62,12 @@ pub enum PolicyStartError {
     /// Network namespaces cannot be told apart.
     #[error("--policy: the kernel does not tell network namespaces apart (Linux 5.14 does): {0}")]
     Netns(io::Error),
+    /// The source has no policies.
+    #[error(
+        "--policy: {0}; what was in force stays, or the pod is closed: name a cproxy-relay that runs with --policies as the server, or run \
+         `cproxy cleanup --policy-too` and start without --policy"
+    )]
+    NoRelay(String),
     /// Manifests have many pods.
     #[error("--policy: manifests need --policy-pod NAMESPACE/NAME, the pod that this VM is")]
     NoPod,
@@ -91,8 +97,12 @@ pub(super) struct PolicyTask {
     enforced: Option<EnforcedPolicy>,
     /// Part of a later policy that is missing.
     missing: Option<String>,
+    /// Whether this process has not had a policy of the source yet.
+    is_new: bool,
     /// Time of another attempt after one that failed.
     retry: Option<Instant>,
+    /// Whether the pod stays closed, for a snapshot, whatever the source says.
+    is_held: bool,
     is_audited: bool,
     gauges: Arc<PolicyGauges>,
 }
@@ -110,13 +120,26 @@ pub(super) struct PolicyGauges {
     rules: AtomicU64,
     addresses: AtomicU64,
     changes: AtomicU64,
+    /// Whether the source cannot have a policy, and has not had one since the agent's start.
+    has_no_source: AtomicBool,
 }
 
 /// Channel for a report.
 pub(super) type ReportSender = oneshot::Sender<Option<PodPolicyReport>>;
 
-/// Order to close the pod until its policy has come anew, with the channel for the outcome, if that is wanted.
-pub(super) type Closing = Option<oneshot::Sender<Result<(), String>>>;
+/// Channel for the outcome of an order.
+type Outcome = oneshot::Sender<Result<(), String>>;
+
+/// Order to close the pod.
+#[derive(Debug)]
+pub(super) enum Closing {
+    /// Until its policy has come anew: this VM is a clone.
+    Anew(Option<Outcome>),
+    /// Until the VM is restored from the snapshot that is about to be taken.
+    Hold(Outcome),
+    /// As `Anew`, if it is held closed.
+    IfHeld,
+}
 
 /// Way to the task.
 pub(super) struct PolicyHandle {
@@ -134,10 +157,20 @@ impl PolicyHandle {
         self.reports.try_send(sender).ok();
     }
 
+    /// Fails if the source cannot have a policy, and has not had one since the agent's start.
+    pub(super) fn require_source(&self) -> Result<(), PolicyStartError> {
+        match &*self.state.borrow() {
+            Err(reason) if self.gauges.has_no_source.load(Ordering::Relaxed) => {
+                Err(PolicyStartError::NoRelay(reason.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Names and values, as `cproxy get counters` prints them.
     pub(super) fn gauges(&self) -> Vec<(&'static str, u64)> {
         let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
-        let PolicyGauges { rules, addresses, changes } = &*self.gauges;
+        let PolicyGauges { rules, addresses, changes, .. } = &*self.gauges;
         let mut gauges = vec![
             ("policy_in_force", self.state.borrow().is_ok().into()),
             ("policy_rules", read(rules)),
@@ -149,13 +182,13 @@ impl PolicyHandle {
         gauges
     }
 
-    /// Closes the pod until its policy has come anew: a clone of a snapshot is another pod.
-    pub(super) fn close(&self, outcome: Closing) {
-        // If one waits already, this one would do nothing that it does not do.
-        if let Err(mpsc::error::TrySendError::Full(Some(sender)) | mpsc::error::TrySendError::Closed(Some(sender))) =
-            self.closings.try_send(outcome)
+    /// Closes the pod until its policy has come anew, or later: a clone of a snapshot is another pod.
+    pub(super) fn close(&self, order: Closing) {
+        if let Err(mpsc::error::TrySendError::Full(order) | mpsc::error::TrySendError::Closed(order)) =
+            self.closings.try_send(order)
+            && let Closing::Anew(Some(sender)) | Closing::Hold(sender) = order
         {
-            sender.send(Err("the policy is being closed already".to_owned())).ok();
+            sender.send(Err("the pod is being closed already: try it again".to_owned())).ok();
         }
     }
 }
@@ -206,7 +239,7 @@ impl PolicyStartError {
     /// Whether a setting is missing, or names something that does not exist.
     pub(super) fn is_of_setting(&self) -> bool {
         match self {
-            Self::NoPod | Self::Exempt(CgroupError::NotCgroup2(_)) => true,
+            Self::NoPod | Self::NoRelay(_) | Self::Exempt(CgroupError::NotCgroup2(_)) => true,
             Self::Exempt(CgroupError::Io(_, error)) => error.kind() == io::ErrorKind::NotFound,
             _ => false,
         }
@@ -256,6 +289,8 @@ impl PolicyTask {
             reports: mpsc::channel(REPORTS_WAITING_MAX),
             enforced: None,
             missing: None,
+            is_new: true,
+            is_held: false,
             retry: None,
             is_audited: config.policy.policy == PolicyMode::Audit,
             gauges: Arc::default(),
@@ -300,15 +335,11 @@ impl PolicyTask {
                 updates = feed.next() => {
                     let Some(updates) = updates else { return };
                     updates.into_iter().for_each(|update| self.replica.apply(update));
+                    let has_no_source = self.is_new && self.replica.has_no_relay();
+                    self.gauges.has_no_source.store(has_no_source, Ordering::Relaxed);
                     self.write().await;
                 }
-                Some(outcome) = self.closings.1.recv() => {
-                    let closed = self.close(&feed).await.map_err(|error| error.to_string());
-                    if let Err(error) = &closed {
-                        tracing::error!("the pod could not be closed: {error}");
-                    }
-                    outcome.map(|sender| sender.send(closed));
-                }
+                Some(order) = self.closings.1.recv() => self.carry_out(order, &feed).await,
                 () = due(self.retry), if self.retry.is_some() => self.write().await,
                 Some(sender) = self.reports.1.recv() => drop(sender.send(Some(self.report()))),
             }
@@ -327,16 +358,35 @@ impl PolicyTask {
         PodPolicyReport::new(enforced, self.is_audited, missing)
     }
 
-    /// Closes the pod until its policy has come anew. Manifests say which pod this is, also after a restore.
-    async fn close(&mut self, feed: &Feed) -> Result<(), PolicyError> {
+    async fn carry_out(&mut self, order: Closing, feed: &Feed) {
+        let (holds, outcome) = match order {
+            Closing::IfHeld if !self.is_held => return,
+            Closing::IfHeld => (false, None),
+            Closing::Anew(outcome) => (false, outcome),
+            Closing::Hold(outcome) => (true, Some(outcome)),
+        };
+        let closed = self.close(feed, holds).await.map_err(|error| error.to_string());
+        if let Err(error) = &closed {
+            tracing::error!("the pod could not be closed: {error}");
+        }
+        outcome.map(|sender| sender.send(closed));
+    }
+
+    /// Closes the pod until its policy has come anew, or until an order says so. Manifests say which pod this is, also
+    /// after a restore.
+    async fn close(&mut self, feed: &Feed, holds: bool) -> Result<(), PolicyError> {
         if !feed.list_anew() {
             return Ok(());
         }
         self.replica.forget();
         self.enforced = None;
-        self.state
-            .send_replace(Err("the source has not shown the pod's policy since the VM was restored".to_owned()))
-            .ok();
+        self.is_held = holds;
+        let reason = if holds {
+            "it is closed for a snapshot, until the VM is restored from it, or `cproxy reseed` is called"
+        } else {
+            "the source has not shown the pod's policy since the VM was restored"
+        };
+        self.state.send_replace(Err(reason.to_owned())).ok();
         let closed = self.closed();
         let result = self.enforce(&closed).await;
         if result.is_err() {
@@ -347,6 +397,9 @@ impl PolicyTask {
 
     /// Puts the policy in force, if it is complete.
     async fn write(&mut self) {
+        if self.is_held {
+            return;
+        }
         let (policy, set_sizes, compiled) = match self.replica.complete(self.pod.as_ref()) {
             Ok(complete) => {
                 let mut policy = complete.policy.clone();
@@ -375,6 +428,7 @@ impl PolicyTask {
                 self.gauges.changes.fetch_add(1, Ordering::Relaxed);
                 self.retired_queue.add_refused();
                 self.existing.iter().for_each(|existing| existing.change());
+                self.is_new = false;
                 self.enforced = Some(EnforcedPolicy { policy, set_sizes, since: Instant::now() });
                 drop(self.state.send_replace(Ok(())));
             }

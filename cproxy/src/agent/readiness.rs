@@ -63,6 +63,11 @@ impl Readiness {
         self.policy.as_ref().err().map(String::as_str)
     }
 
+    /// Whether the announcement waits for nothing but the policy.
+    pub(super) fn is_held_by_policy(&self) -> bool {
+        matches!(self.state, State::Held(..))
+    }
+
     /// Ends a phase of the start. After the announcement, this has no effect.
     pub(super) fn end_phase(&mut self, phase: Phase) {
         if let State::Starting(timeline) = &mut self.state {

@@ -20,7 +20,7 @@ use super::{
     first_lists::FirstLists,
     last_changes::LastChanges,
     list_doubts::ListDoubts,
-    policy::{PolicyHandle, PolicyState},
+    policy::{Closing, PolicyHandle, PolicyState},
     problem_times::ProblemTimes,
     queries::Queries,
     readiness::Readiness,
@@ -128,6 +128,7 @@ impl Reconciler {
     /// Takes a new state of the pod's policy, for which the announcement may have waited.
     fn take_policy(&mut self, state: PolicyState) -> Result<(), AgentError> {
         self.readiness.set_policy(state)?;
+        self.require_policy_source()?;
         if self.readiness.is_withdrawn() {
             let Table { store, planner, .. } = &self.table;
             let count = || (store.service_names().len(), planner.frontend_count());
@@ -271,15 +272,21 @@ impl Reconciler {
     fn carry_out(&mut self, command: Command) -> Result<(), AgentError> {
         let text = |error: TableError| error.to_string();
         match command {
-            Command::Reseed(sender) => match (self.resume(ResumeReason::Reseed).map_err(text), &self.policy) {
-                // The pod is closed by the time that the command ends.
-                (Ok(()), Some(policy)) => policy.close(Some(sender)),
-                (result, _) => drop(sender.send(result)),
-            },
+            Command::Reseed { holds, sender } => {
+                match (self.resume(ResumeReason::Reseed).map_err(text), &self.policy) {
+                    // The pod is closed by the time that the command ends.
+                    (Ok(()), Some(policy)) => {
+                        policy.close(if holds { Closing::Hold(sender) } else { Closing::Anew(Some(sender)) });
+                    }
+                    (result, _) => drop(sender.send(result)),
+                }
+            }
             Command::Resume(sign) => {
                 tracing::info!(name: "restored", "{sign}: choosing from a new seed, and connecting anew");
-                if let Some(policy) = self.policy.as_ref().filter(|_| sign == RestoreSign::NewGeneration) {
-                    policy.close(None);
+                match (&self.policy, sign) {
+                    (Some(policy), RestoreSign::NewGeneration) => policy.close(Closing::Anew(None)),
+                    (Some(policy), RestoreSign::ClockStep) => policy.close(Closing::IfHeld),
+                    _ => {}
                 }
                 if let Err(error) = self.resume(ResumeReason::Sign(sign)) {
                     tracing::error!("{error}");
@@ -390,6 +397,7 @@ impl Reconciler {
         let count = || (store.service_names().len(), planner.frontend_count());
         let ready = self.readiness.publish(count, store.is_compared())?;
         self.table.follow(ready);
+        self.require_policy_source()?;
         if is_first {
             self.shared.health.change();
         }
@@ -397,6 +405,14 @@ impl Reconciler {
             memory::release_free_pages();
         }
         Ok(())
+    }
+
+    /// Ends the start with a source that has served all lists but those of policies, as an API server does.
+    fn require_policy_source(&self) -> Result<(), AgentError> {
+        match &self.policy {
+            Some(policy) if self.readiness.is_held_by_policy() => Ok(policy.require_source()?),
+            _ => Ok(()),
+        }
     }
 
     /// Logs the planner's problems that are new.

@@ -12,13 +12,16 @@ use crate::{
 /// Flags of `cproxy reseed`.
 #[derive(Args, Debug)]
 pub(super) struct ReseedOptions {
+    /// With `--policy`, keep the pod closed until the VM has been restored, or `cproxy reseed` is called again
+    #[arg(long)]
+    before_snapshot: bool,
     #[command(flatten)]
     run: RunDirSettings,
 }
 
 pub(super) fn run(options: &ReseedOptions) -> anyhow::Result<()> {
     let dir = &options.run.run_dir;
-    let response = request_reseed(dir);
+    let response = request_reseed(dir, options.before_snapshot);
     let response = response.map_err(|error| anyhow::anyhow!(explain_silence(dir, &error)))?;
     match response.trim() {
         "ok" => print("endpoints are chosen from a new seed\n"),

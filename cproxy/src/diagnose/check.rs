@@ -1,6 +1,7 @@
 //! Requirements on kernel, machine, network and API server, and whether each is met. Nothing is changed.
 
 mod network;
+mod policy;
 mod requirement;
 
 use std::{
@@ -92,6 +93,8 @@ fn of_machine(request: &CheckRequest<'_>) -> Vec<Requirement> {
     all.extend(health_of_agent(run_dir, &agent));
     all.push(required("attached", kernel.probe(|| attached(&pins, cgroup.as_ref().ok()))));
     all.push(optional("other_programs", kernel.probe(|| other_programs(&pins, cgroup.as_ref().ok()))));
+    let dir = cgroup.as_ref().ok().and_then(|(at, _)| if let Mount::Present(dir) = at { Some(&**dir) } else { None });
+    all.extend(policy::policy(&pins, dir, run_dir));
     all.push(optional("source", source(run_dir, &agent)));
     all.push(optional("problems", problems(run_dir, &agent)));
     all

@@ -19,7 +19,7 @@ use super::{
     life::{KILLED, Life, life},
     lock,
     protocol::{
-        REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL,
+        REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_HOLD, REQUEST_LOG, REQUEST_LOG_LEVEL,
         REQUEST_POLICY, REQUEST_PROBLEMS, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
     },
 };
@@ -139,8 +139,9 @@ pub fn request_log_level(run_dir: &Path, level: Level) -> io::Result<String> {
 ///
 /// # Errors
 /// No agent is running there, or it does not respond in time.
-pub fn request_reseed(run_dir: &Path) -> io::Result<String> {
-    String::from_utf8(fetch(run_dir, REQUEST_RESEED, RESPONSE_TIMEOUT)?).map_err(io::Error::other)
+pub fn request_reseed(run_dir: &Path, is_before_snapshot: bool) -> io::Result<String> {
+    let request = if is_before_snapshot { REQUEST_HOLD } else { REQUEST_RESEED };
+    String::from_utf8(fetch(run_dir, request, RESPONSE_TIMEOUT)?).map_err(io::Error::other)
 }
 
 /// The failure of a request, and its remedy where there is one.

@@ -39,6 +39,7 @@ pub(super) const REQUEST_LOG: &str = "log\n";
 pub(super) const REQUEST_LOG_LEVEL: &str = "log-level ";
 /// Request for a new seed.
 pub(super) const REQUEST_RESEED: &str = "reseed\n";
+pub(super) const REQUEST_HOLD: &str = "reseed before-snapshot\n";
 
 /// Longest time for a response.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -12,8 +12,8 @@ use tokio::{
 use tracing::Level;
 
 use super::protocol::{
-    REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_LOG, REQUEST_LOG_LEVEL, REQUEST_POLICY,
-    REQUEST_PROBLEMS, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+    REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_HOLD, REQUEST_LOG, REQUEST_LOG_LEVEL,
+    REQUEST_POLICY, REQUEST_PROBLEMS, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
 };
 use crate::{
     controls::Controls,
@@ -108,15 +108,21 @@ pub async fn respond(mut stream: UnixStream, mailbox: Mailbox, controls: &Contro
             Ok(Ok(report)) => serde_json::to_vec(&report)?,
             Ok(Err(_)) | Err(_) => serde_json::to_vec(&mailbox.ask(Query::LastHealth).await?)?,
         },
-        REQUEST_RESEED => match mailbox.order(Command::Reseed).await? {
+        request @ (REQUEST_RESEED | REQUEST_HOLD) => match mailbox.order(reseed(request)).await? {
             Ok(()) => b"ok\n".to_vec(),
             Err(error) => format!("error: {error}\n").into_bytes(),
         },
         _ => b"error: the requests are: services, gauges, source, problems, policy, health, explain TARGET, config, \
-               log, log-level LEVEL, reseed\n"
+               log, log-level LEVEL, reseed, reseed before-snapshot\n"
             .to_vec(),
     };
     writer.write_all(&response).await
+}
+
+/// Order of a request.
+fn reseed(request: &str) -> impl FnOnce(tokio::sync::oneshot::Sender<Result<(), String>>) -> Command {
+    let holds = request == REQUEST_HOLD;
+    move |sender| Command::Reseed { holds, sender }
 }
 
 fn parse_level(text: &str) -> Option<Level> {

@@ -65,7 +65,7 @@ pub use object::{HAS_PROGRAMS, ProgramSet};
 pub use pins::{PinDir, PinError, PinLock, Removed};
 pub use policy::{
     DeniedPeer, PolicyDecision, PolicyError, PolicyHooks, PolicyInForce, PolicyMaps, PolicyPins, PolicyProgram,
-    PolicyReader, PolicySettings, install_policy,
+    PolicyReader, PolicySettings, install_policy, other_lookup_programs,
 };
 pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
 pub use process_cgroup::ProcessCgroup;

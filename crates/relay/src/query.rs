@@ -105,7 +105,10 @@ pub fn parse(path: &str, query: &str, has_policies: bool) -> Result<Target, Stat
     if is_discovery(path) {
         return Ok(Target::Discovery(path.to_owned()));
     }
-    let (kind, namespace, name) = objects(path, has_policies).ok_or_else(not_found)?;
+    let (kind, namespace, name) = objects(path, has_policies).ok_or_else(|| {
+        // The same path where policies are served.
+        if !has_policies && objects(path, true).is_some() { no_policies() } else { not_found() }
+    })?;
     let operation = match name {
         Some(name) => Operation::Get(name.to_owned()),
         None => collection_operation(kind, query)?,
@@ -117,6 +120,11 @@ pub fn parse(path: &str, query: &str, has_policies: bool) -> Result<Target, Stat
 #[must_use]
 pub fn not_found() -> Status {
     Status::new(404, "NotFound", "the server could not find the requested resource")
+}
+
+/// Error of a kind that this relay does not serve.
+fn no_policies() -> Status {
+    Status::new(404, "NotFound", "this relay has no policies of pods: it runs without --policies")
 }
 
 /// Whether documents about the API have such paths.

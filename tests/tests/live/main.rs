@@ -16,6 +16,8 @@ mod manifests;
 mod other_users;
 mod places;
 mod policy;
+mod policy_check;
+mod policy_claims;
 mod policy_sockets;
 mod privileges;
 mod refused;

@@ -114,6 +114,16 @@ fn a_guest_enforces_what_the_relay_has_resolved() {
     cproxy(&sandbox, &["reseed"]).success();
     agent.wait_ready(PATIENCE);
     expect("after a restore", [false, true]);
+    // Before a snapshot it is closed, and stays so whatever the relay says.
+    cproxy(&sandbox, &["reseed", "--before-snapshot"]).success();
+    assert_eq!([CLIENT, OTHER].map(is_denied), [true, true]);
+    run_pod(&cluster, "team", "more-0", "client", "10.244.1.8");
+    let wait = cproxy(&sandbox, &["wait", "--timeout", "2s"]);
+    assert!(wait.code == 1 && wait.stderr.contains("it is closed for a snapshot"), "{wait:?}");
+    assert_eq!([CLIENT, OTHER].map(is_denied), [true, true]);
+    cproxy(&sandbox, &["reseed"]).success();
+    agent.wait_ready(PATIENCE);
+    expect("the clone has its policy", [false, true]);
     for name in ["deny", "allow"] {
         cluster.delete(&format!("/apis/networking.k8s.io/v1/namespaces/team/networkpolicies/{name}"));
     }
@@ -122,16 +132,41 @@ fn a_guest_enforces_what_the_relay_has_resolved() {
 }
 
 #[test]
-fn an_api_server_has_no_policy_and_the_pod_stays_closed() {
+fn policy_is_refused_at_the_start_where_the_source_is_an_api_server() {
     let sandbox = Sandbox::for_test();
     let cluster = cluster(&sandbox);
     let kubeconfig = cluster.kubeconfig("admin", "agent", &cluster.control_plane.server_url());
     let agent = Agent::new(&sandbox).kubeconfig(kubeconfig).args(["--policy", "enforce", "--pod-ip", "192.0.2.1"]);
     let mut agent = agent.spawn();
+    assert_eq!(agent.wait(PATIENCE).and_then(|status| status.code()), Some(2), "{}", agent.log());
+    let log = agent.log();
+    assert!(
+        log.contains("an API server has no policies of pods, a cproxy-relay has; what was in force stays"),
+        "{log}"
+    );
+    assert_eq!([CLIENT, OTHER].map(is_denied), [true, true], "the pod is closed");
+    cproxy(&sandbox, &["cleanup", "--policy-too"]).success();
+    assert_eq!([CLIENT, OTHER].map(is_denied), [false, false]);
+}
+
+/// It may run with them later.
+#[test]
+fn a_relay_without_policies_leaves_the_pod_closed_and_wait_says_why() {
+    let sandbox = Sandbox::for_test();
+    let cluster = cluster(&sandbox);
+    let relay = cluster.tls_relay().start();
+    let mut agent = agent(&sandbox, &cluster, &format!("https://{RELAY}")).spawn();
     eventually(PATIENCE, "wait names the remedy", || {
         let wait = cproxy(&sandbox, &["wait", "--timeout", "200ms"]);
-        if wait.code == 1 && wait.stderr.contains("cproxy-relay with --policies") { Ok(()) } else { Err(wait.stderr) }
+        if wait.code == 1 && wait.stderr.contains("this relay has no policies of pods: it runs without --policies") {
+            Ok(())
+        } else {
+            Err(wait.stderr)
+        }
     });
     assert_eq!([CLIENT, OTHER].map(is_denied), [true, true]);
+    drop(relay);
+    let _relay = cluster.tls_relay().arg("--policies").start();
+    agent.wait_ready(PATIENCE);
     agent.kill();
 }

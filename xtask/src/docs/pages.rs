@@ -23,6 +23,8 @@ const SECTIONS: [(&str, &[&str]); 6] = [
             "docs/reference.md",
             "docs/operations.md",
             "docs/network-policy.md",
+            "docs/policy.md",
+            "docs/policy-daemons.md",
             "docs/reliability.md",
             "docs/threat-model.md",
         ],

@@ -17,6 +17,9 @@ use crate::manifests::Files;
 /// All objects that the source shows to this client.
 const ALL: Selectors<'static> = Selectors { labels: "", fields: FieldSelector::Any };
 
+/// Text of an API server at paths of a group that it does not have (net/http of Go, `NotFound`). A relay has another.
+const NO_SUCH_GROUP: &str = "404 page not found";
+
 /// Updates that wait for the task that enforces, at most.
 const WAITING_MAX: usize = 16;
 
@@ -211,9 +214,8 @@ impl<K: Served> PolicySubscriber<K> {
             WatchEvent::ListDone(_) => Change::ListDone,
             WatchEvent::Applied(object) => read(object).map(|(name, object)| Change::Applied(name, object))?,
             WatchEvent::Deleted(Decoded::Object(object)) => Change::Deleted(object.name().ok()?),
-            WatchEvent::Failed(reason) => {
-                return Some(Update::Failed(format!("{reason}; a cproxy-relay with --policies has policies of pods")));
-            }
+            WatchEvent::Failed(reason) if reason.contains(NO_SUCH_GROUP) => return Some(Update::NoRelay(reason)),
+            WatchEvent::Failed(reason) => return Some(Update::Failed(reason)),
             _ => return None,
         };
         Some(K::update(change))

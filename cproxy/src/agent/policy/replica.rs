@@ -12,6 +12,8 @@ pub(in crate::agent) enum Update {
     Slices(Change<SliceName, AddressSlice>),
     /// The source does not show objects of a kind, with the reason.
     Failed(String),
+    /// The source is an API server, which has no policies of pods, with its answer.
+    NoRelay(String),
 }
 
 /// Change of the objects of a kind.
@@ -30,6 +32,8 @@ pub(super) struct Replica {
     policies: Kind<ObjectName, PodPolicy>,
     slices: Kind<SliceName, AddressSlice>,
     failure: Option<String>,
+    /// Whether the source is an API server.
+    has_no_relay: bool,
 }
 
 /// Objects of a kind.
@@ -59,10 +63,19 @@ impl Replica {
             Update::Policies(change) => self.policies.apply(change),
             Update::Slices(change) => self.slices.apply(change),
             Update::Failed(reason) => self.failure = Some(reason),
+            Update::NoRelay(answer) => {
+                self.failure = Some(format!("{answer}: an API server has no policies of pods, a cproxy-relay has"));
+                self.has_no_relay = true;
+            }
         }
         if self.policies.is_synced && self.slices.is_synced {
             self.failure = None;
         }
+    }
+
+    /// Whether the source is known to be an API server, which has no policies of pods.
+    pub(super) fn has_no_relay(&self) -> bool {
+        self.has_no_relay && !self.policies.is_synced
     }
 
     /// The policy of `pod`, or of the only pod that the source shows.

@@ -18,7 +18,7 @@ pub(super) use self::events::send_events;
 pub use self::{
     directory::PolicyPins,
     error::PolicyError,
-    hooks::PolicyHooks,
+    hooks::{PolicyHooks, other_lookup_programs},
     install::install_policy,
     maps::{PolicyMaps, PolicySettings},
     program::PolicyProgram,

@@ -326,11 +326,20 @@ const CGROUP_PROGRAMS_MAX: usize = 64;
 /// Ids of the programs that run at a hook for processes in a cgroup, in their order: its own and those of the cgroups
 /// above it.
 pub(super) fn effective_programs(cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<u32>> {
+    attached_programs(cgroup, attach_type, BPF_F_QUERY_EFFECTIVE)
+}
+
+/// Ids of the programs that look sockets up in a network namespace, in their order.
+pub(super) fn lookup_programs(netns: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    attached_programs(netns, bpf_attach_type::BPF_SK_LOOKUP as u32, 0)
+}
+
+fn attached_programs(target: BorrowedFd<'_>, attach_type: u32, flags: u32) -> io::Result<Vec<u32>> {
     let mut ids = vec![0u32; CGROUP_PROGRAMS_MAX];
     let mut attr = no_arguments();
-    attr.query.__bindgen_anon_1.target_fd = cgroup.as_raw_fd() as u32;
+    attr.query.__bindgen_anon_1.target_fd = target.as_raw_fd() as u32;
     attr.query.attach_type = attach_type;
-    attr.query.query_flags = BPF_F_QUERY_EFFECTIVE;
+    attr.query.query_flags = flags;
     attr.query.prog_ids = ids.as_mut_ptr() as u64;
     attr.query.__bindgen_anon_2.prog_cnt = ids.len() as u32;
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr)?;

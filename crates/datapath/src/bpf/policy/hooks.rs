@@ -10,7 +10,9 @@ use std::{
 use cproxy_policy::Directions;
 
 use super::{directory::PolicyPins, error::PolicyError, program::PolicyProgram};
-use crate::bpf::syscalls::{link_create, link_detach, link_info, obj_get, obj_get_if_any, obj_pin};
+use crate::bpf::syscalls::{
+    link_create, link_detach, link_info, lookup_programs, obj_get, obj_get_if_any, obj_pin, program_id, program_name,
+};
 
 /// Hooks of a cgroup and of a network namespace.
 #[derive(Debug)]
@@ -104,6 +106,23 @@ impl PolicyHooks {
         let pinned = obj_pin(link.as_fd(), &temporary).and_then(|()| fs::rename(&temporary, &path));
         pinned.map_err(|error| PolicyError::Io(path, error))
     }
+}
+
+/// Programs of others that look sockets up in the network namespace at a path, by name or id.
+///
+/// # Errors
+/// The kernel does not say, or our own program cannot be opened.
+pub fn other_lookup_programs(pins: &PolicyPins, netns: &Path) -> Result<Vec<String>, PolicyError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |error| PolicyError::Io(path, error)
+    };
+    let target = File::open(netns).map_err(failed(netns))?;
+    let ids = lookup_programs(target.as_fd()).map_err(failed(netns))?;
+    let own = pins.object(&PolicyProgram::INGRESS.pin());
+    let own = obj_get(&own, 0).and_then(|program| program_id(program.as_fd())).map_err(failed(&own))?;
+    let name = |id: u32| program_name(id).map_or_else(|| format!("program {id}"), |name| format!("{name} ({id})"));
+    Ok(ids.into_iter().filter(|id| *id != own).map(name).collect())
 }
 
 /// Programs that are needed to enforce directions.

@@ -1,0 +1,77 @@
+//! `cproxy check` where a network policy is in force.
+
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call is a failed test")]
+
+use std::{fs, os::fd::AsFd as _, process::Command};
+
+use cproxy_datapath::bpf::syscalls::{bpf_attach_type, bpf_prog_type, exit, link_create, load_program, move_to};
+use cproxy_tests::{
+    process::{Daemon, cproxy, eventually},
+    sandbox::Placement,
+    world::SYNC,
+};
+use serde_json::{Value, json};
+
+use crate::policy::{Pods, both};
+
+/// Lines about the policy: state and detail by name.
+fn lines(pods: &Pods) -> Vec<(String, String, String)> {
+    let found: Vec<Value> = serde_json::from_str(&cproxy(&pods.sandbox, &["check", "-o", "json"]).stdout).unwrap();
+    let text = |line: &Value, field: &str| line[field].as_str().unwrap().to_owned();
+    let lines = found.iter().map(|line| (text(line, "name"), text(line, "state"), text(line, "detail")));
+    lines.filter(|(name, ..)| name.starts_with("policy")).collect()
+}
+
+fn line(pods: &Pods, name: &str) -> (String, String) {
+    let found = lines(pods).into_iter().find(|(found, ..)| found == name);
+    let (_, state, detail) = found.unwrap_or_else(|| (String::new(), "no line".to_owned(), String::new()));
+    (state, detail)
+}
+
+#[test]
+fn check_names_what_policy_does_not_see() {
+    let pods = Pods::new();
+    pods.write(&[], "other");
+    let mut agent = pods.enforce();
+    assert_eq!(lines(&pods), [("policy".to_owned(), "ok".to_owned(), "the pod is not isolated".to_owned())]);
+    pods.write(&[both()], "other");
+    eventually(SYNC, "the pod is isolated", || match line(&pods, "policy") {
+        (state, detail) if state == "ok" && detail == "the pod is isolated for ingress and egress" => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    for name in ["policy_programs", "policy_other_programs", "policy_raw_sockets", "policy_forwarding"] {
+        assert_eq!(line(&pods, name).0, "ok", "{name}: {:?}", line(&pods, name));
+    }
+
+    // A process that may make raw sockets, and is not root of the VM.
+    let mut raw = Command::new("setpriv");
+    raw.args(["--bounding-set=-all,+net_raw", "--inh-caps=-all,+net_raw", "sleep", "1000"]);
+    let mut raw = Daemon::spawn(&pods.sandbox, "raw", Placement::Hooked, raw);
+    eventually(SYNC, "the process is named", || match line(&pods, "policy_raw_sockets") {
+        (state, detail) if state == "degraded" && detail.contains("1 process with CAP_NET_RAW can") => {
+            assert!(detail.contains(&format!("sleep[{}]", raw.pid())), "{detail}");
+            Ok(())
+        }
+        other => Err(format!("{other:?}")),
+    });
+    raw.kill();
+    fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+    assert!(line(&pods, "policy_forwarding").1.starts_with("IPv4 packets are forwarded"));
+
+    // A program that lets everything in.
+    let hook = bpf_attach_type::BPF_SK_LOOKUP;
+    let program_type = bpf_prog_type::BPF_PROG_TYPE_SK_LOOKUP;
+    let program = load_program(program_type, hook as u32, &[move_to(0, 1), exit()], "somebody_elses").unwrap();
+    let netns = fs::File::open("/proc/self/ns/net").unwrap();
+    let other = link_create(program.as_fd(), netns.as_fd(), hook as u32).unwrap();
+    let (state, detail) = line(&pods, "policy_other_programs");
+    assert_eq!(state, "degraded");
+    assert!(detail.contains("each can let in what policy denies: somebody_elses ("), "{detail}");
+    drop(other);
+
+    agent.kill();
+    let (state, detail) = line(&pods, "policy");
+    let expected = "the pod is isolated for ingress and egress, as the last agent has left it";
+    assert_eq!((&*state, &*detail), ("ok", expected));
+    assert_eq!(json!(line(&pods, "policy_programs").0), "ok");
+}
