@@ -10,7 +10,7 @@ use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_retval, macros::cgroup_s
 use cproxy_ebpf::{
     PROTOCOL_UDP,
     observation::Call,
-    policy::{EGRESS, POLICY_REFUSED_SLOT, ReplyKey, StateWord},
+    policy::{DENIED_CANARIES, DENIED_CANARY_PORT, EGRESS, POLICY_REFUSED_SLOT, ReplyKey, StateWord},
 };
 
 use crate::{
@@ -110,9 +110,18 @@ fn is_allowed(
     if peer::is_agents_socket(ctx) || !is_policed(ctx.as_ptr()) || is_refused_already() {
         return true;
     }
+    if is_canary(destination) {
+        return state.audit();
+    }
     let is_denied = denials::record(state, &question, decision);
     events::call(ctx, &question, decision, call, !is_denied);
     !is_denied
+}
+
+/// True for the agent's own test of a denial.
+#[inline(always)]
+fn is_canary(destination: &Endpoint) -> bool {
+    destination.port == DENIED_CANARY_PORT.to_be() && DENIED_CANARIES.contains(&destination.address)
 }
 
 /// True if a program before has refused the call: it fails anyway.

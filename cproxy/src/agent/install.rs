@@ -37,9 +37,13 @@ pub(super) async fn install_in_child(
 }
 
 /// Loads the programs of network policy in a child.
-pub(super) async fn load_policy_in_child(environment: &Environment, lock: &PinLock) -> Result<(), AgentError> {
+pub(super) async fn load_policy_in_child(
+    environment: &Environment,
+    lock: &PinLock,
+    broker: Option<Arc<Broker>>,
+) -> Result<(), AgentError> {
     let words = ["policy".into(), "load".into(), environment.cgroup.clone().into(), "none".into()];
-    in_child(environment, lock, None, words.to_vec()).await.map(drop)
+    in_child(environment, lock, broker, words.to_vec()).await.map(drop)
 }
 
 /// Has a child do what its words say. Returns what it prints.

@@ -44,6 +44,9 @@ use crate::{
 /// Time from an attempt to write the policy that failed to the next one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Orders that wait, at most.
+const ORDERS_WAITING_MAX: usize = 4;
+
 /// Questions for a report that wait, at most.
 const REPORTS_WAITING_MAX: usize = 4;
 
@@ -92,7 +95,7 @@ pub(super) struct PolicyTask {
     /// Connections that a later policy may no longer allow, if they are closed.
     existing: Option<Arc<ExistingSockets>>,
     state: watch::Sender<PolicyState>,
-    closings: (mpsc::Sender<Closing>, mpsc::Receiver<Closing>),
+    orders: (mpsc::Sender<PolicyOrder>, mpsc::Receiver<PolicyOrder>),
     reports: (mpsc::Sender<ReportSender>, mpsc::Receiver<ReportSender>),
     enforced: Option<EnforcedPolicy>,
     /// Part of a later policy that is missing.
@@ -103,7 +106,7 @@ pub(super) struct PolicyTask {
     retry: Option<Instant>,
     /// Whether the pod stays closed, for a snapshot, whatever the source says.
     is_held: bool,
-    is_audited: bool,
+    settings: PolicySettings,
     gauges: Arc<PolicyGauges>,
 }
 
@@ -130,21 +133,23 @@ pub(super) type ReportSender = oneshot::Sender<Option<PodPolicyReport>>;
 /// Channel for the outcome of an order.
 type Outcome = oneshot::Sender<Result<(), String>>;
 
-/// Order to close the pod.
+/// Order to the task.
 #[derive(Debug)]
-pub(super) enum Closing {
-    /// Until its policy has come anew: this VM is a clone.
-    Anew(Option<Outcome>),
-    /// Until the VM is restored from the snapshot that is about to be taken.
+pub(super) enum PolicyOrder {
+    /// Close the pod until its policy has come anew: this VM is a clone.
+    CloseAnew(Option<Outcome>),
+    /// Close the pod until the VM is restored from the snapshot that is about to be taken.
     Hold(Outcome),
-    /// As `Anew`, if it is held closed.
-    IfHeld,
+    /// As `CloseAnew`, if the pod is held closed.
+    EndHold,
+    /// Use the maps and programs that are pinned now, those before having been removed.
+    Reopen(Outcome),
 }
 
 /// Way to the task.
 pub(super) struct PolicyHandle {
     pub(super) state: watch::Receiver<PolicyState>,
-    closings: mpsc::Sender<Closing>,
+    orders: mpsc::Sender<PolicyOrder>,
     reports: mpsc::Sender<ReportSender>,
     gauges: Arc<PolicyGauges>,
     existing: Option<Arc<ExistingSockets>>,
@@ -183,10 +188,10 @@ impl PolicyHandle {
     }
 
     /// Closes the pod until its policy has come anew, or later: a clone of a snapshot is another pod.
-    pub(super) fn close(&self, order: Closing) {
+    pub(super) fn close(&self, order: PolicyOrder) {
         if let Err(mpsc::error::TrySendError::Full(order) | mpsc::error::TrySendError::Closed(order)) =
-            self.closings.try_send(order)
-            && let Closing::Anew(Some(sender)) | Closing::Hold(sender) = order
+            self.orders.try_send(order)
+            && let PolicyOrder::CloseAnew(Some(sender)) | PolicyOrder::Hold(sender) = order
         {
             sender.send(Err("the pod is being closed already: try it again".to_owned())).ok();
         }
@@ -257,11 +262,12 @@ impl PolicyTask {
     ) -> Result<Self, PolicyStartError> {
         let own_pins = PolicyPins::new(pins);
         let mut maps = PolicyMaps::open(&own_pins)?;
-        maps.configure(&PolicySettings {
+        let settings = PolicySettings {
             netns_cookie: netns_cookie().map_err(PolicyStartError::Netns)?,
             exempt_cgroups: exempt_cgroups(config)?,
             is_audited: config.policy.policy == PolicyMode::Audit,
-        })?;
+        };
+        maps.configure(&settings)?;
         let hooks = Hooks {
             own: PolicyHooks::open(&own_pins, cgroup, Path::new(OWN_NETNS))?,
             pin_dir: pins.directory().to_owned(),
@@ -285,14 +291,14 @@ impl PolicyTask {
             retired_queue,
             existing,
             state,
-            closings: mpsc::channel(1),
+            orders: mpsc::channel(ORDERS_WAITING_MAX),
             reports: mpsc::channel(REPORTS_WAITING_MAX),
             enforced: None,
             missing: None,
             is_new: true,
             is_held: false,
             retry: None,
-            is_audited: config.policy.policy == PolicyMode::Audit,
+            settings,
             gauges: Arc::default(),
         };
         if task.maps.has_policy()? {
@@ -309,12 +315,17 @@ impl PolicyTask {
     pub(super) fn handle(&self, contact: SourceContact) -> PolicyHandle {
         PolicyHandle {
             state: self.state.subscribe(),
-            closings: self.closings.0.clone(),
+            orders: self.orders.0.clone(),
             reports: self.reports.0.clone(),
             gauges: self.gauges.clone(),
             existing: self.existing.clone(),
             contact,
         }
+    }
+
+    /// Way of orders to the task.
+    pub(super) fn orders(&self) -> mpsc::Sender<PolicyOrder> {
+        self.orders.0.clone()
     }
 
     /// Connections to be looked through after each change, by a task of their own; `None`: all of them stay.
@@ -339,7 +350,7 @@ impl PolicyTask {
                     self.gauges.has_no_source.store(has_no_source, Ordering::Relaxed);
                     self.write().await;
                 }
-                Some(order) = self.closings.1.recv() => self.carry_out(order, &feed).await,
+                Some(order) = self.orders.1.recv() => self.carry_out(order, &feed).await,
                 () = due(self.retry), if self.retry.is_some() => self.write().await,
                 Some(sender) = self.reports.1.recv() => drop(sender.send(Some(self.report()))),
             }
@@ -355,21 +366,38 @@ impl PolicyTask {
         });
         let missing = self.state.borrow().as_ref().err().cloned();
         let missing = missing.or_else(|| self.replica.complete(self.pod.as_ref()).err());
-        PodPolicyReport::new(enforced, self.is_audited, missing)
+        PodPolicyReport::new(enforced, self.settings.is_audited, missing)
     }
 
-    async fn carry_out(&mut self, order: Closing, feed: &Feed) {
-        let (holds, outcome) = match order {
-            Closing::IfHeld if !self.is_held => return,
-            Closing::IfHeld => (false, None),
-            Closing::Anew(outcome) => (false, outcome),
-            Closing::Hold(outcome) => (true, Some(outcome)),
+    async fn carry_out(&mut self, order: PolicyOrder, feed: &Feed) {
+        let (done, outcome) = match order {
+            PolicyOrder::EndHold if !self.is_held => return,
+            PolicyOrder::EndHold => (self.close(feed, false).await, None),
+            PolicyOrder::CloseAnew(outcome) => (self.close(feed, false).await, outcome),
+            PolicyOrder::Hold(outcome) => (self.close(feed, true).await, Some(outcome)),
+            PolicyOrder::Reopen(outcome) => (self.reopen().await, Some(outcome)),
         };
-        let closed = self.close(feed, holds).await.map_err(|error| error.to_string());
-        if let Err(error) = &closed {
-            tracing::error!("the pod could not be closed: {error}");
+        let done = done.map_err(|error| error.to_string());
+        if let Err(error) = &done {
+            tracing::error!("the pod's policy could not be closed or enforced anew: {error}");
         }
-        outcome.map(|sender| sender.send(closed));
+        outcome.map(|sender| sender.send(done));
+    }
+
+    /// Uses the maps and programs that are pinned now, and puts the policy in force there.
+    async fn reopen(&mut self) -> Result<(), PolicyError> {
+        let pins = PolicyPins::new(&PinDir::new(&self.hooks.pin_dir));
+        self.maps = PolicyMaps::open(&pins)?;
+        self.maps.configure(&self.settings)?;
+        self.hooks.own = PolicyHooks::open(&pins, &self.hooks.cgroup, Path::new(OWN_NETNS))?;
+        self.table.forget();
+        self.enforced = None;
+        self.write().await;
+        if self.enforced.is_some() {
+            return Ok(());
+        }
+        let closed = self.closed();
+        self.enforce(&closed).await
     }
 
     /// Closes the pod until its policy has come anew, or until an order says so. Manifests say which pod this is, also
@@ -417,7 +445,7 @@ impl PolicyTask {
             Ok(()) => {
                 if self.state.borrow().is_err() {
                     let Directions { ingress, egress } = compiled.isolated;
-                    let mode = if self.is_audited { "audited" } else { "in force" };
+                    let mode = if self.settings.is_audited { "audited" } else { "in force" };
                     tracing::info!(
                         name: "policy",
                         "the pod's policy is {mode}: isolated for ingress: {ingress}, egress: {egress}"
@@ -532,9 +560,8 @@ pub(super) fn attach_behind(pins: &PinDir, cgroup: &Path) -> Result<(), PolicyEr
 /// that `enforces` has one.
 pub(super) fn detached(pins: &PinDir, cgroup: &Path, enforces: bool) -> Option<String> {
     let own = PolicyPins::new(pins);
-    if enforces && !own.exist() {
-        let dir = own.directory().display();
-        return Some(format!("the pod's network policy is not enforced: {dir} was removed; start the agent again"));
+    if enforces && !own.are_complete() {
+        return Some(format!("pins of the pod's network policy were removed: {}", own.directory().display()));
     }
     let attached = || {
         let Some(reader) = PolicyReader::new(own.clone()) else { return Ok(true) };
@@ -545,6 +572,19 @@ pub(super) fn detached(pins: &PinDir, cgroup: &Path, enforces: bool) -> Option<S
         Ok(false) => Some("a program of the pod's network policy was detached".to_owned()),
         Err(error) => Some(format!("the programs of the pod's network policy: {error}")),
     }
+}
+
+/// Whether all pins of the policy are there.
+pub(super) fn is_pinned(pins: &PinDir) -> bool {
+    PolicyPins::new(pins).are_complete()
+}
+
+/// Has the task use the maps and programs that are pinned now.
+pub(super) async fn reopen(orders: &mpsc::Sender<PolicyOrder>) -> Result<(), String> {
+    const ENDED: &str = "the task that enforces policy has ended";
+    let (sender, outcome) = oneshot::channel();
+    orders.send(PolicyOrder::Reopen(sender)).await.map_err(|_| ENDED.to_owned())?;
+    outcome.await.map_err(|_| ENDED.to_owned())?
 }
 
 /// Attaches the programs of the policy in force, by a child.

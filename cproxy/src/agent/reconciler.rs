@@ -20,7 +20,7 @@ use super::{
     first_lists::FirstLists,
     last_changes::LastChanges,
     list_doubts::ListDoubts,
-    policy::{Closing, PolicyHandle, PolicyState},
+    policy::{PolicyHandle, PolicyOrder, PolicyState},
     problem_times::ProblemTimes,
     queries::Queries,
     readiness::Readiness,
@@ -276,7 +276,9 @@ impl Reconciler {
                 match (self.resume(ResumeReason::Reseed).map_err(text), &self.policy) {
                     // The pod is closed by the time that the command ends.
                     (Ok(()), Some(policy)) => {
-                        policy.close(if holds { Closing::Hold(sender) } else { Closing::Anew(Some(sender)) });
+                        let order =
+                            if holds { PolicyOrder::Hold(sender) } else { PolicyOrder::CloseAnew(Some(sender)) };
+                        policy.close(order);
                     }
                     (result, _) => drop(sender.send(result)),
                 }
@@ -284,8 +286,8 @@ impl Reconciler {
             Command::Resume(sign) => {
                 tracing::info!(name: "restored", "{sign}: choosing from a new seed, and connecting anew");
                 match (&self.policy, sign) {
-                    (Some(policy), RestoreSign::NewGeneration) => policy.close(Closing::Anew(None)),
-                    (Some(policy), RestoreSign::ClockStep) => policy.close(Closing::IfHeld),
+                    (Some(policy), RestoreSign::NewGeneration) => policy.close(PolicyOrder::CloseAnew(None)),
+                    (Some(policy), RestoreSign::ClockStep) => policy.close(PolicyOrder::EndHold),
                     _ => {}
                 }
                 if let Err(error) = self.resume(ResumeReason::Sign(sign)) {

@@ -4,12 +4,14 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, AsRawFd, OwnedFd},
     time::{Duration, Instant},
 };
 
-use cproxy_core::Protocol;
+use cproxy_core::{Address, Family, Protocol};
+use cproxy_ebpf::policy::{DENIED_CANARIES, DENIED_CANARY_PORT};
+use cproxy_policy::Direction;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
@@ -20,7 +22,7 @@ use rustix::{
     time::Timespec,
 };
 
-use crate::bpf::{PinDir, SocketStates};
+use crate::bpf::{PinDir, PolicyPins, PolicyReader, ProcessCgroup, SocketStates, netns_cookie};
 
 /// Longest time for one packet to cross the loopback device, on a machine without a free CPU.
 const PACKET_TIMEOUT: Duration = Duration::from_millis(250);
@@ -91,6 +93,45 @@ pub fn walk(route: &Route, pins: &PinDir) -> Result<(), WalkError> {
         Protocol::Tcp => walk_tcp(route, pins),
         Protocol::Udp => walk_udp(route),
     }
+}
+
+/// Calls an address that network policy denies, where it does for this process. No packet leaves the machine.
+///
+/// # Errors
+/// The call is not denied.
+pub fn walk_denied(pins: &PinDir) -> Result<(), WalkError> {
+    let state = PolicyReader::new(PolicyPins::new(pins)).and_then(|reader| Some((reader.state().ok()?, reader)));
+    let Some((state, reader)) = state else { return Ok(()) };
+    let own_cgroups = ProcessCgroup::of(None).map(|own| own.ids).unwrap_or_default();
+    let is_exempt = state.exempt_cgroups.iter().any(|id| own_cgroups.contains(id));
+    if state.is_audited || is_exempt || netns_cookie().ok() != Some(state.netns_cookie) {
+        return Ok(());
+    }
+    for words in DENIED_CANARIES {
+        let (address, hooks) = (Address::from_words(words), if is_v4(words) { "connect4" } else { "connect6" });
+        let port = DENIED_CANARY_PORT;
+        let decision = reader.decide(&state, Direction::Egress, address, cproxy_policy::Protocol::Tcp, port);
+        let to = SocketAddr::new(address.into(), port);
+        let loopback = if to.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
+        // A policy that is being replaced is another walk's.
+        let is_denied = decision.is_ok_and(|decision| !decision.is_allowed);
+        let Some(client) = is_denied.then(|| bound(SocketType::STREAM, SocketAddr::new(loopback, 0))) else { continue };
+        let Ok(client) = client else { continue };
+        match connect(&client, &to) {
+            Err(Errno::PERM) => {}
+            // It may have changed meanwhile.
+            _ if reader.state().ok().as_ref() != Some(&state) => {}
+            other => {
+                let found = other.map_or_else(|error| error.to_string(), |()| "it succeeds".to_owned());
+                return Err(hook(hooks, format!("connect to {to}, which network policy denies: {found}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_v4(words: [u32; 4]) -> bool {
+    Address::from_words(words).family() == Family::V4
 }
 
 /// connect, getpeername and the release of the socket.

@@ -482,6 +482,37 @@ fn detached_programs_are_put_back_in_their_order() {
     assert_eq!(kind(connects([10, 96, 0, 12], 80)), DENIED);
 }
 
+/// Pins that others have removed come back, with the policy in force.
+#[test]
+fn removed_pins_come_back() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let mut agent = pods.enforce();
+    let _client = echo::tcp_in(&pods.client, (CLIENT.v4, TCP), "client");
+    let _other = echo::tcp_in(&pods.other, (OTHER.v4, TCP), "other");
+    let dir = pods.sandbox.pin_dir().join("policy-v1");
+    let checks = |what: &str| {
+        eventually(SYNC, format!("{what}: the policy is enforced again"), || {
+            drop(cproxy(&pods.sandbox, &["check"]));
+            let found = (kind(connects(CLIENT.v4, TCP)), kind(connects(OTHER.v4, TCP)));
+            if found == (Ok(()), DENIED) && dir.join("sk_lookup").exists() { Ok(()) } else { Err(format!("{found:?}")) }
+        });
+    };
+    for pin in ["POLICY_PEERS", "prog_connect4", "connect4"] {
+        std::fs::remove_file(dir.join(pin)).unwrap();
+        checks(pin);
+    }
+    for pin in std::fs::read_dir(&dir).unwrap() {
+        std::fs::remove_file(pin.unwrap().path()).unwrap();
+    }
+    checks("all of the policy's");
+    pods.write(&[both()], "client");
+    eventually(SYNC, "changes take effect", || kind(connects(OTHER.v4, TCP)).map_err(|error| format!("{error:?}")));
+    pods.write(&[both()], "other");
+    checks("after changes");
+    assert!(agent.exit_status().is_none());
+}
+
 fn detach(link: &Path) {
     let link = cproxy_datapath::bpf::syscalls::obj_get(link, 0).unwrap();
     cproxy_datapath::bpf::syscalls::link_detach(link.as_fd()).unwrap();

@@ -4,7 +4,9 @@
 
 use std::{fs, os::fd::AsFd as _, process::Command};
 
-use cproxy_datapath::bpf::syscalls::{bpf_attach_type, bpf_prog_type, exit, link_create, load_program, move_to};
+use cproxy_datapath::bpf::syscalls::{
+    bpf_attach_type, bpf_prog_type, exit, link_create, link_update, load_program, move_to, obj_get,
+};
 use cproxy_tests::{
     process::{Daemon, cproxy, eventually},
     sandbox::Placement,
@@ -74,4 +76,30 @@ fn check_names_what_policy_does_not_see() {
     let expected = "the pod is isolated for ingress and egress, as the last agent has left it";
     assert_eq!((&*state, &*detail), ("ok", expected));
     assert_eq!(json!(line(&pods, "policy_programs").0), "ok");
+}
+
+/// A program of somebody else in the place of the policy's, which no look at links shows.
+#[test]
+fn the_canary_finds_that_a_denied_call_passes() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let _agent = pods.enforce();
+    let hooks = || {
+        let found = cproxy(&pods.sandbox, &["check", "-o", "json"]).stdout;
+        let found: Vec<Value> = serde_json::from_str(&found).unwrap();
+        let line = found.into_iter().find(|line| line["name"] == "hooks").unwrap();
+        (line["state"].as_str().unwrap().to_owned(), line["detail"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(hooks().0, "ok", "{:?}", hooks());
+    let denials = cproxy(&pods.sandbox, &["get", "denials", "-o", "json"]).success().json();
+    assert_eq!(denials, json!([]), "the canary's calls are no denials");
+
+    let hook = bpf_attach_type::BPF_CGROUP_INET4_CONNECT;
+    let program_type = bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR;
+    let program = load_program(program_type, hook as u32, &[move_to(0, 1), exit()], "somebody_elses").unwrap();
+    let link = obj_get(&pods.sandbox.pin_dir().join("policy-v1/connect4"), 0).unwrap();
+    link_update(link.as_fd(), program.as_fd()).unwrap();
+    let (state, detail) = hooks();
+    assert_eq!(state, "missing");
+    assert!(detail.contains("connect4: connect to 198.19.255.253:7, which network policy denies: "), "{detail}");
 }

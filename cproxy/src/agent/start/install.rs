@@ -114,7 +114,7 @@ impl Checked {
         let installed = install_in_child(&environment, &lock, config.counters.service_counters, None);
         early.receive(&mut source.events, installed).await?;
         match feed {
-            Some(_) => load_policy_in_child(&environment, &lock).await?,
+            Some(_) => load_policy_in_child(&environment, &lock, None).await?,
             None => warn_of_leftover(lock.pins()),
         }
         source.early = early.rest;

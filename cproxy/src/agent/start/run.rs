@@ -55,7 +55,7 @@ impl Installed {
         // The agent may write to no such file later.
         let entrance = health::entrance(&environment.cgroup);
         *broker = filter_system_calls(self.broker).map(Arc::new);
-        let has_policy = self.policy.is_some();
+        let policy_orders = self.policy.as_ref().map(|(policy, _)| policy.orders());
         if let Some((mut policy, feed)) = self.policy {
             policy.confine(broker.clone());
             if let Some(existing) = policy.existing() {
@@ -91,7 +91,7 @@ impl Installed {
             environment,
             cgroup: config.cgroup.cgroup.clone(),
             service_counters: config.counters.service_counters,
-            has_policy,
+            policy: policy_orders,
             run_dir: config.run.run_dir.clone(),
             lock,
             tasks: tasks.clone(),

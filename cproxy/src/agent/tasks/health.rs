@@ -36,7 +36,10 @@ use tokio::{
 pub use self::walk::walk_canary;
 use self::walk::{Walked, walk_all, walk_in};
 use crate::{
-    agent::{install::install_in_child, policy},
+    agent::{
+        install::{install_in_child, load_policy_in_child},
+        policy::{self, PolicyOrder},
+    },
     canary,
     config::ServiceCounting,
     mailbox::{Command, Mailbox, Query},
@@ -127,8 +130,8 @@ pub(in crate::agent) struct HealthChecker {
     pub(in crate::agent) cgroup: Option<PathBuf>,
     /// Whether the programs count by Service.
     pub(in crate::agent) service_counters: ServiceCounting,
-    /// Whether the agent enforces the pod's network policy.
-    pub(in crate::agent) has_policy: bool,
+    /// Way to the task that enforces the pod's network policy, if the agent does.
+    pub(in crate::agent) policy: Option<mpsc::Sender<PolicyOrder>>,
     pub(in crate::agent) run_dir: PathBuf,
     /// Lock of the pin directory, until the agent ends.
     pub(in crate::agent) lock: PinLock,
@@ -263,7 +266,7 @@ impl HealthChecker {
             attachments.remove_trace_leftover();
         }
         differences.extend(of_links.iter().map(ToString::to_string));
-        differences.extend(policy::detached(self.lock.pins(), &self.environment.cgroup, self.has_policy));
+        differences.extend(policy::detached(self.lock.pins(), &self.environment.cgroup, self.policy.is_some()));
         if let Some(better) = self.better_cgroup(attachments) {
             differences.push(format!(
                 "{} is not the cgroup of the workload any more, which is {}",
@@ -294,6 +297,11 @@ impl HealthChecker {
         let broker = self.broker.clone();
         let installed = install_in_child(&self.environment, &self.lock, self.service_counters, broker.clone()).await;
         installed.map_err(|error| error.to_string())?;
+        if let Some(orders) = self.policy.as_ref().filter(|_| !policy::is_pinned(self.lock.pins())) {
+            let loaded = load_policy_in_child(&self.environment, &self.lock, broker).await;
+            loaded.map_err(|error| error.to_string())?;
+            return policy::reopen(orders).await;
+        }
         let attached = policy::repair(self.lock.pins(), &self.environment.cgroup, broker).await;
         attached.map_err(|error| error.to_string())
     }

@@ -11,7 +11,7 @@ use std::{
 use cproxy_core::{Address, Protocol};
 use cproxy_datapath::{
     bpf::PinDir,
-    canary::{Obstacle, Route, WalkError, walk},
+    canary::{Obstacle, Route, WalkError, walk, walk_denied},
 };
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,9 @@ pub(super) fn walk_all(routes: &[Route], pins: &PinDir) -> Walked {
             Err(WalkError::Hook { hooks, symptom }) => symptoms.push(format!("{hooks}: {symptom}")),
             Err(WalkError::Obstacle(found)) => obstacle = Some((Address::from(route.frontend.ip()).family(), found)),
         }
+    }
+    if let Err(WalkError::Hook { hooks, symptom }) = walk_denied(pins) {
+        symptoms.push(format!("{hooks}: {symptom}"));
     }
     let is_reached = outcomes.iter().any(Result::is_ok);
     let report = match obstacle {

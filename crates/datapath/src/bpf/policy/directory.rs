@@ -8,7 +8,7 @@ use std::{
 
 use cproxy_ebpf::policy::POLICY_LAYOUT_VERSION;
 
-use super::{error::PolicyError, program::PolicyProgram};
+use super::{error::PolicyError, names::MAPS, program::PolicyProgram};
 use crate::bpf::{
     pins::{PinDir, remove_with_pins},
     syscalls::{link_detach, obj_get_if_any},
@@ -46,6 +46,13 @@ impl PolicyPins {
     #[must_use]
     pub fn exist(&self) -> bool {
         self.dir.exists()
+    }
+
+    /// Whether all maps and programs are pinned.
+    #[must_use]
+    pub fn are_complete(&self) -> bool {
+        let programs = PolicyProgram::all().map(PolicyProgram::pin);
+        MAPS.into_iter().map(str::to_owned).chain(programs).all(|name| self.object(&name).exists())
     }
 
     /// Removes all pins: nothing is denied any more.

@@ -16,7 +16,7 @@ use cproxy_ebpf::policy::{LRU_ELEMENTS_PER_CPU, POLICY_DENIALS_MIN, POLICY_REPLI
 use super::{
     directory::PolicyPins,
     error::PolicyError,
-    names::{COUNTERS, DENIALS, EVENTS, INTERVALS, PEERS, RANGES, REPLIES, STATE},
+    names::{DENIALS, MAPS, REPLIES},
     program::PolicyProgram,
 };
 use crate::bpf::{
@@ -31,8 +31,6 @@ use crate::bpf::{
 
 /// Maps of the table that the programs use.
 const OF_TABLE: [&str; 2] = ["OWN_ADDRESSES", "SOCKETS"];
-/// Maps of the policy that are pinned.
-const OWN: [&str; 8] = [STATE, PEERS, RANGES, INTERVALS, REPLIES, DENIALS, COUNTERS, EVENTS];
 
 /// Loads the policy's programs and pins them in the place of those that are there, also behind attached links. The
 /// table's programs are installed. Returns each program's verified instruction count, 0 where the kernel does not tell.
@@ -47,7 +45,7 @@ pub fn install_policy(pins: &PinDir, features: Features) -> Result<Vec<(PolicyPr
     for (name, path) in OF_TABLE.map(|name| (name, pins.object(name))) {
         loader.map_pin_path(name, path);
     }
-    for (name, path) in OWN.map(|name| (name, own.object(name))) {
+    for (name, path) in MAPS.map(|name| (name, own.object(name))) {
         loader.map_pin_path(name, path);
     }
     for (name, entries) in [(REPLIES, POLICY_REPLIES_MIN), (DENIALS, POLICY_DENIALS_MIN)] {
