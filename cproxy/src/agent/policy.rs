@@ -366,7 +366,8 @@ impl PolicyTask {
         });
         let missing = self.state.borrow().as_ref().err().cloned();
         let missing = missing.or_else(|| self.replica.complete(self.pod.as_ref()).err());
-        PodPolicyReport::new(enforced, self.settings.is_audited, missing)
+        let in_kernel = self.maps.enforced().unwrap_or_default();
+        PodPolicyReport::new(enforced, in_kernel, self.settings.is_audited, missing)
     }
 
     async fn carry_out(&mut self, order: PolicyOrder, feed: &Feed) {

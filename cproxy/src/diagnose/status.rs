@@ -12,8 +12,8 @@ use serde::Serialize;
 use crate::{
     report::{Colour, Screen, one_line, time},
     run_dir::{
-        self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_gauges, fetch_health, fetch_problems,
-        fetch_source, life, ready_seconds, stopped_agent,
+        self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_gauges, fetch_health, fetch_policy,
+        fetch_problems, fetch_source, life, ready_seconds, stopped_agent,
     },
 };
 
@@ -43,6 +43,8 @@ pub(crate) struct StatusRow {
     source: Option<String>,
     /// Effect of the programs.
     programs: Option<String>,
+    /// Network policy of the pod, if the agent enforces it.
+    policy: Option<String>,
     /// Services that the agent knows.
     services: Option<u64>,
     /// Entries of the table for frontends and ClusterIPs.
@@ -61,6 +63,8 @@ pub(crate) struct StatusRow {
     /// States of the parts, for colours.
     #[serde(skip)]
     is_good: [bool; 2],
+    #[serde(skip)]
+    policy_is_good: bool,
 }
 
 /// Calls a second.
@@ -95,16 +99,19 @@ pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
         (Life::None, _) => "none",
     };
     let is_good = [source.as_ref().is_some_and(|of| of.is_good()), health.as_ref().is_some_and(|of| of.is_good())];
+    let policy = fetch_policy(run_dir).ok().flatten();
+    let policy_is_good = policy.as_ref().is_none_or(|policy| policy.missing.is_none());
     let problems = fetch_problems(run_dir).ok().map(|problems| problems.len() as u64);
     StatusRow {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        ok: agent == "ready" && is_good == [true; 2] && problems == Some(0),
+        ok: agent == "ready" && is_good == [true; 2] && policy_is_good && problems == Some(0),
         agent,
         pid: run_dir::agent(run_dir).ok().map(|pid| pid.as_raw_nonzero().get()),
         ready_seconds,
         silence,
         source: source.map(|source| source.to_string()),
         programs: health.map(|health| health.to_string()),
+        policy: policy.map(|policy| policy.line()),
         services: gauge("services"),
         frontends: gauge("frontends"),
         backends: gauge("backends"),
@@ -113,6 +120,7 @@ pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
         calls_per_second,
         has_table,
         is_good,
+        policy_is_good,
     }
 }
 
@@ -162,6 +170,7 @@ impl StatusRow {
         }
         lines.extend(self.source.clone().map(|source| ("source", source, Some(colour(source_is_good)))));
         lines.extend(self.programs.clone().map(|programs| ("programs", programs, Some(colour(programs_are_good)))));
+        lines.extend(self.policy.clone().map(|policy| ("policy", policy, Some(colour(self.policy_is_good)))));
         if self.silence.is_none() {
             let [frontends, backends] = [self.frontends, self.backends].map(number);
             let table = format!("{frontends} entries for frontends, {backends} for backends");

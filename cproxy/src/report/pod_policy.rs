@@ -69,15 +69,20 @@ pub(crate) struct Enforced<'a> {
 }
 
 impl PodPolicyReport {
-    /// Report of an agent that has put a policy in force, or none yet.
-    pub(crate) fn new(enforced: Option<Enforced<'_>>, is_audited: bool, missing: Option<String>) -> Self {
+    /// Report of an agent that has put a policy in force, or none yet: then the kernel isolates in these directions.
+    pub(crate) fn new(
+        enforced: Option<Enforced<'_>>,
+        in_kernel: Directions,
+        is_audited: bool,
+        missing: Option<String>,
+    ) -> Self {
         let mode = if is_audited { "audit" } else { "enforce" }.to_owned();
         let Some(Enforced { policy, set_sizes, since_seconds, addresses }) = enforced else {
             return Self {
                 pod: String::new(),
                 mode,
                 missing,
-                isolated: names(Directions { ingress: true, egress: true }),
+                isolated: names(in_kernel),
                 since_seconds: None,
                 addresses: 0,
                 node_addresses: Vec::new(),
@@ -103,6 +108,20 @@ impl PodPolicyReport {
             node_addresses: policy.node_addresses.iter().map(ToString::to_string).collect(),
             rules: isolating.chain(rules).collect(),
         }
+    }
+
+    /// The policy on one line.
+    pub(crate) fn line(&self) -> String {
+        if let Some(reason) = &self.missing {
+            return format!("the pod's present policy is not in force: {reason}");
+        }
+        let mode = if self.mode == "audit" { ", only audited" } else { "" };
+        if self.isolated.is_empty() {
+            return format!("{}: not isolated{mode}", self.pod);
+        }
+        let isolated = self.isolated.join(" and ").to_lowercase();
+        let rules = self.rules.iter().filter(|row| row.id.is_some()).count() as u64;
+        format!("{}: isolated for {isolated}{mode}; {}", self.pod, counted(rules, "rule", "rules"))
     }
 
     /// Policies that isolate the pod in a direction.

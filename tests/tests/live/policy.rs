@@ -386,6 +386,8 @@ fn operators_see_the_rules_and_why_a_call_is_denied() {
         (&json!("shop/web"), &json!("enforce"), &Value::Null)
     );
     assert_eq!((&report["isolated"], &report["addresses"]), (&json!(["Ingress", "Egress"]), &json!(2)));
+    let status = get(&["status"]).stdout;
+    assert!(status.contains("policy      shop/web: isolated for ingress and egress; 2 rules\n"), "{status}");
     let table = get(&["get", "policy", "-o", "wide"]).stdout;
     assert!(
         table.starts_with("pod shop/web (enforce): isolated for ingress and egress; 2 addresses of peers;"),

@@ -13,6 +13,9 @@ use crate::{
 /// Status code for a watch from a version that the server no longer has.
 const GONE: i32 = 410;
 
+/// Part of a relay's message where its views lack something, with the remedy.
+const OF_VIEW: &str = " view";
+
 /// Status code for a version that the server does not have yet.
 const TIMEOUT: i32 = 504;
 
@@ -183,6 +186,9 @@ impl Failure {
             Operation::Watch => "watch",
         };
         let error = match &self.error {
+            ApiError::Refused(status) if status.code == 403 && status.message.contains(OF_VIEW) => {
+                return format!("not permitted to {verb} {resource}: {}", status.message);
+            }
             ApiError::Refused(status) if status.code == 403 => {
                 return format!(
                     "not permitted to {verb} {resource}: grant the verbs list and watch on resource {resource:?} of \
@@ -320,6 +326,14 @@ mod tests {
     fn a_missing_permission_is_named_with_the_verbs_to_grant() {
         let list = refused(Operation::List, 403).describe::<EndpointSlice>("https://api:6443/");
         assert!(list.starts_with("not permitted to list endpointslices: grant the verbs list and watch"), "{list}");
+        let mut of_relay = status(403);
+        of_relay.message = "you get no network policy; write `policy: own` in the view \"vms\"".to_owned();
+        let of_relay = Failure { operation: Operation::List, error: ApiError::Refused(of_relay) };
+        let of_relay = of_relay.describe::<EndpointSlice>("https://relay/");
+        assert_eq!(
+            of_relay,
+            "not permitted to list endpointslices: you get no network policy; write `policy: own` in the view \"vms\""
+        );
         assert!(list.contains("\"discovery.k8s.io\"") && !list.contains('\n'), "{list}");
     }
 
