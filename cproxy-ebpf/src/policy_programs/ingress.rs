@@ -69,6 +69,10 @@ fn ingress(lookup: *mut bpf_sk_lookup) -> u32 {
     if protocol == PROTOCOL_UDP && replies::may_reply(&key) {
         return PASS;
     }
+    if port == 0 {
+        // No packet: a question whether sockets can be closed (sock_diag(7)).
+        return if state.audit() { PASS } else { DROP };
+    }
     let is_denied = denials::record(state, &question, decision);
     events::incoming(&question, decision, !is_denied);
     if is_denied { DROP } else { PASS }

@@ -64,7 +64,7 @@ fn check_names_what_policy_does_not_see() {
     let hook = bpf_attach_type::BPF_SK_LOOKUP;
     let program_type = bpf_prog_type::BPF_PROG_TYPE_SK_LOOKUP;
     let program = load_program(program_type, hook as u32, &[move_to(0, 1), exit()], "somebody_elses").unwrap();
-    let netns = fs::File::open("/proc/self/ns/net").unwrap();
+    let netns = fs::File::open("/proc/thread-self/ns/net").unwrap();
     let other = link_create(program.as_fd(), netns.as_fd(), hook as u32).unwrap();
     let (state, detail) = line(&pods, "policy_other_programs");
     assert_eq!(state, "degraded");
@@ -92,7 +92,10 @@ fn the_canary_finds_that_a_denied_call_passes() {
     };
     assert_eq!(hooks().0, "ok", "{:?}", hooks());
     let denials = cproxy(&pods.sandbox, &["get", "denials", "-o", "json"]).success().json();
-    assert_eq!(denials, json!([]), "the canary's calls are no denials");
+    // The nameserver, which `check` asks as an application would, is a denial; the canary is none, nor is the question
+    // whether sockets can be closed.
+    let peers: Vec<_> = denials.as_array().unwrap().iter().map(|row| (&row["direction"], &row["port"])).collect();
+    assert!(peers.iter().all(|peer| *peer == (&json!("Egress"), &json!(53))), "{denials}");
 
     let hook = bpf_attach_type::BPF_CGROUP_INET4_CONNECT;
     let program_type = bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR;
