@@ -134,7 +134,7 @@ fn use_in_child(socket: &Socket, form: Form, to: Option<SocketAddr>, token: [u8;
 
 /// Step that failed in a child: its exit code.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+pub(crate) enum Step {
     Descriptor = 1,
     Peer,
     Send,
@@ -143,12 +143,12 @@ enum Step {
     Source,
 }
 
-fn check(step: Step, is_right: bool) -> Result<(), Step> {
+pub(crate) fn check(step: Step, is_right: bool) -> Result<(), Step> {
     if is_right { Ok(()) } else { Err(step) }
 }
 
 /// Runs `work`, which may only make system calls, in a child process.
-fn in_child(work: impl FnOnce() -> Result<(), Step>) {
+pub(crate) fn in_child(work: impl FnOnce() -> Result<(), Step>) {
     // SAFETY: the child only makes system calls, and ends without running anything of its parent's.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
@@ -166,7 +166,7 @@ fn in_child(work: impl FnOnce() -> Result<(), Step>) {
     assert_eq!(status, 0, "the child has failed: {failed:?}");
 }
 
-fn send_descriptor(channel: &OwnedFd, socket: &Socket) {
+pub(crate) fn send_descriptor(channel: &OwnedFd, socket: &Socket) {
     let descriptors = [socket.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -174,7 +174,7 @@ fn send_descriptor(channel: &OwnedFd, socket: &Socket) {
     rustix::net::sendmsg(channel, &[io::IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
 }
 
-fn receive_descriptor(channel: &OwnedFd) -> Result<OwnedFd, Step> {
+pub(crate) fn receive_descriptor(channel: &OwnedFd) -> Result<OwnedFd, Step> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

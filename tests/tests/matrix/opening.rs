@@ -8,13 +8,13 @@ use std::{
 };
 
 use crate::{
-    message::Name,
-    socket::{Socket, poll},
+    message::Buffer,
+    socket::{SendCall, Socket, poll},
     world::{Case, Form, MatrixSandbox, POD_PORT, PORT, patience, pod, ready, service, vip},
 };
 
 /// Forms for TCP: a socket of AF_INET6 cannot connect to an address of AF_INET.
-const FORMS: [Form; 3] = [Form::V4, Form::V6, Form::Mapped];
+pub(crate) const FORMS: [Form; 3] = [Form::V4, Form::V6, Form::Mapped];
 
 const MESSAGE: &[u8] = b"in the first segment";
 
@@ -36,7 +36,7 @@ fn listener(listeners: &[TcpListener; 2], form: Form) -> &TcpListener {
     &listeners[usize::from(form == Form::V6)]
 }
 
-fn set_tcp_option(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int) {
+pub(crate) fn set_tcp_option(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int) {
     let length = size_of_val(&value) as libc::socklen_t;
     // SAFETY: the pointer and the length are those of a live integer.
     let result =
@@ -68,22 +68,9 @@ fn is_refused<T: std::fmt::Debug>(result: std::io::Result<T>) {
 
 /// Connects by `sendto()` or `sendmsg()`.
 fn fast_open(socket: &Socket, form: Form, number: u8, by_sendmsg: bool) -> std::io::Result<()> {
-    let mut name = Name::from(form.address(vip(number), PORT));
-    let length = name.length();
-    let sent = if by_sendmsg {
-        let mut vector = libc::iovec { iov_base: MESSAGE.as_ptr().cast_mut().cast(), iov_len: MESSAGE.len() };
-        // SAFETY: all bytes 0 are a valid header.
-        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        (header.msg_name, header.msg_namelen) = (name.as_mut_ptr().cast(), length);
-        (header.msg_iov, header.msg_iovlen) = (&raw mut vector, 1);
-        // SAFETY: the header points to live values.
-        unsafe { libc::sendmsg(socket.raw(), &raw const header, libc::MSG_FASTOPEN) }
-    } else {
-        let (at, size) = (MESSAGE.as_ptr().cast(), MESSAGE.len());
-        // SAFETY: the pointers and lengths are those of live values.
-        unsafe { libc::sendto(socket.raw(), at, size, libc::MSG_FASTOPEN, name.as_ptr(), length) }
-    };
-    if sent < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    let call = if by_sendmsg { SendCall::Sendmsg } else { SendCall::Sendto };
+    let mut message = Buffer::sending(MESSAGE, Some(form.address(vip(number), PORT)));
+    socket.fast_open(call, &mut message).map(drop)
 }
 
 /// The server returns a cookie at first; from then on data goes with the first segment.

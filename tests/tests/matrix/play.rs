@@ -267,7 +267,7 @@ fn outcome<T>(result: io::Result<T>, describe: impl FnOnce(T) -> String) -> Stri
 }
 
 /// Name of an expected error.
-fn error_name(error: &io::Error) -> String {
+pub(crate) fn error_name(error: &io::Error) -> String {
     let name = match error.raw_os_error() {
         Some(libc::EAGAIN) => "EAGAIN",
         Some(libc::EAFNOSUPPORT) => "EAFNOSUPPORT",
@@ -279,6 +279,7 @@ fn error_name(error: &io::Error) -> String {
         Some(libc::EISCONN) => "EISCONN",
         Some(libc::ENETUNREACH) => "ENETUNREACH",
         Some(libc::ENOTCONN) => "ENOTCONN",
+        Some(libc::EPERM) => "EPERM",
         Some(libc::EPIPE) => "EPIPE",
         _ => return error.to_string(),
     };

@@ -57,8 +57,13 @@ pub(crate) enum Waiting {
 impl Socket {
     /// A new socket.
     pub(crate) fn new(family: libc::c_int, kind: libc::c_int) -> io::Result<Self> {
+        Self::of_protocol(family, kind, 0)
+    }
+
+    /// A new socket of a protocol.
+    pub(crate) fn of_protocol(family: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> io::Result<Self> {
         // SAFETY: a system call with integers.
-        let fd = check(unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, 0) })?;
+        let fd = check(unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) })?;
         // SAFETY: a new descriptor that nothing else owns.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
@@ -142,6 +147,22 @@ impl Socket {
     pub(crate) fn send_bytes(&self, bytes: &[u8]) -> io::Result<usize> {
         // SAFETY: the pointer and the length are those of live bytes.
         check_size(unsafe { libc::send(self.raw(), bytes.as_ptr().cast(), bytes.len(), 0) })
+    }
+
+    /// Opens a TCP connection with the first message, by a call that takes flags.
+    pub(crate) fn fast_open(&self, call: SendCall, message: &mut Buffer) -> io::Result<usize> {
+        let flags = libc::MSG_FASTOPEN;
+        if call == SendCall::UringSendmsg {
+            let entry = opcode::SendMsg::new(Fd(self.raw()), message.header()).flags(flags as u32);
+            return submit(&entry.build());
+        }
+        if call == SendCall::Sendmsg {
+            // SAFETY: the header points into a live buffer.
+            return check_size(unsafe { libc::sendmsg(self.raw(), message.header(), flags) });
+        }
+        let (bytes, name, length) = message.parts();
+        // SAFETY: the pointers and lengths are those of live values.
+        check_size(unsafe { libc::sendto(self.raw(), bytes.as_ptr().cast(), bytes.len(), flags, name, length) })
     }
 
     /// Sends messages, several with [`SendCall::Sendmmsg`] only, and returns the number of sent ones.
