@@ -65,6 +65,8 @@ macro_rules! constants {
     ($line:ident $($name:ident)+) => { $( $line("constant", stringify!($name), $name as u64); )+ };
 }
 
+pub mod policy;
+
 /// Variants of [`Counter`] and [`Balance`]. It does not compile if one is missing.
 fn enums(line: LineSink<'_>) {
     for counter in [
@@ -152,26 +154,30 @@ mod tests {
 
     use super::*;
 
-    /// Names of public items with this prefix in `lib.rs`.
-    fn defined(prefix: &'static str) -> impl Iterator<Item = &'static str> {
+    /// Names of public items with this prefix in a source.
+    fn defined(source: &'static str, prefix: &'static str) -> impl Iterator<Item = &'static str> {
         let is_name = |char: char| char.is_ascii_alphanumeric() || char == '_';
-        let lines = include_str!("lib.rs").lines().filter_map(move |line| line.strip_prefix(prefix));
+        let lines = source.lines().filter_map(move |line| line.strip_prefix(prefix));
         lines.filter_map(move |rest| rest.split(|char| !is_name(char)).next())
     }
 
     #[test]
     fn every_shared_item_is_in_the_layout() {
-        let mut listed = BTreeSet::new();
-        describe(&mut |of, name, _| {
-            let is_item = matches!(of, "constant" | "function");
-            listed.insert(String::from(if is_item { name } else { of }));
-        });
-        for kind in ["pub const fn ", "pub const ", "pub struct ", "pub enum ", "pub type "] {
-            for name in defined(kind).filter(|name| *name != "fn") {
-                // A type of one word is covered by its constructor; a `SetId` is a number.
-                let is_there =
-                    listed.contains(name) || listed.contains(&std::format!("{name}::new")) || name == "SetId";
-                assert!(is_there, "{kind}{name} is shared, but not in the layout");
+        let lists: [(_, fn(LineSink<'_>)); 2] =
+            [(include_str!("lib.rs"), describe), (include_str!("policy.rs"), policy::describe)];
+        for (source, describe) in lists {
+            let mut listed = BTreeSet::new();
+            describe(&mut |of, name, _| {
+                let is_item = matches!(of, "constant" | "function");
+                listed.insert(String::from(if is_item { name } else { of }));
+            });
+            for kind in ["pub const fn ", "pub const ", "pub struct ", "pub enum ", "pub type "] {
+                for name in defined(source, kind).filter(|name| *name != "fn") {
+                    // A type of one word is covered by its constructor; a `SetId` is a number.
+                    let is_there =
+                        listed.contains(name) || listed.contains(&std::format!("{name}::new")) || name == "SetId";
+                    assert!(is_there, "{kind}{name} is shared, but not in the layout");
+                }
             }
         }
     }

@@ -268,20 +268,6 @@ impl IntervalWord {
     }
 }
 
-#[cfg(feature = "user")]
-mod pod {
-    use super::{Denial, DenialKey, ReplyKey, State};
-
-    // SAFETY: repr(C) without padding and with integers only: every byte is initialised, and any bit pattern is valid.
-    unsafe impl aya::Pod for Denial {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for DenialKey {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for ReplyKey {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for State {}
-}
-
 const _: () = {
     assert!(size_of::<State>() == 16 + EXEMPT_CGROUPS_MAX * 16 && size_of::<ReplyKey>() == 20);
     assert!(size_of::<DenialKey>() == 20 && size_of::<Denial>() == 24);

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fmt::Write};
 
 use aya_obj::{Map, Object};
-use cproxy_ebpf::{LAYOUT_VERSION, layout};
+use cproxy_ebpf::{LAYOUT_VERSION, layout, policy::POLICY_LAYOUT_VERSION};
 
 use super::object::ProgramSet;
 
@@ -23,15 +23,29 @@ fn describe(name: &str, map: &Map, text: &mut String) {
 }
 
 /// Every field of every type that lies in a map, every constant and function that both sides share, and every map of
-/// the programs' object.
+/// the programs' object but those of another version.
+fn text_of(describe_shared: fn(layout::LineSink<'_>), set: ProgramSet, of_others: &[&str]) -> String {
+    let mut text = String::new();
+    describe_shared(&mut |of, name, value| writeln!(text, "{of} {name} {value}").unwrap());
+    let object = Object::parse(&set.object().unwrap()).unwrap();
+    let maps: BTreeMap<_, _> = object.maps.iter().filter(|(name, _)| !of_others.contains(&&***name)).collect();
+    maps.into_iter().for_each(|(name, map)| describe(name, map, &mut text));
+    text
+}
+
 #[test]
 fn the_layout_belongs_to_its_version() {
-    let mut text = String::new();
-    layout::describe(&mut |of, name, value| writeln!(text, "{of} {name} {value}").unwrap());
-    let object = Object::parse(&ProgramSet::Plain.object().unwrap()).unwrap();
-    let maps: BTreeMap<_, _> = object.maps.iter().collect();
-    maps.into_iter().for_each(|(name, map)| describe(name, map, &mut text));
+    let text = text_of(layout::describe, ProgramSet::Plain, &[]);
     let found = (LAYOUT_VERSION, fingerprint(&text));
     let message = "the layout has changed: raise LAYOUT_VERSION and write its fingerprint here";
     assert_eq!(found, (8, 0xdd8e_d319_c2b1_8cda), "{message}; the layout is now\n{text}");
+}
+
+#[test]
+fn the_layout_of_network_policy_belongs_to_its_version() {
+    let text = text_of(layout::policy::describe, ProgramSet::Policy, &["OWN_ADDRESSES", "SOCKETS"]);
+    let found = (POLICY_LAYOUT_VERSION, fingerprint(&text));
+    let message =
+        "the layout of network policy has changed: raise POLICY_LAYOUT_VERSION and write its fingerprint here";
+    assert_eq!(found, (1, 0x3fb0_08ba_b38b_5260), "{message}; the layout is now\n{text}");
 }
