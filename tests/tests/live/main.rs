@@ -19,6 +19,7 @@ mod policy;
 mod policy_check;
 mod policy_claims;
 mod policy_sockets;
+mod policy_starts;
 mod privileges;
 mod refused;
 mod resolve_policy;
