@@ -4,13 +4,15 @@
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 use std::{
-    io,
+    fs, io,
     net::{IpAddr, SocketAddr, UdpSocket},
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, AsRawFd as _},
     path::Path,
     time::Duration,
 };
 
+use aya::programs::loaded_programs;
+use cproxy_datapath::bpf::{PolicyProgram, Program};
 use cproxy_tests::{
     echo,
     manifest::{self, http_service},
@@ -454,6 +456,67 @@ fn a_pod_that_is_isolated_is_not_opened_by_mistake() {
     assert_eq!(connects(OTHER.v4, TCP).unwrap(), "other");
 }
 
+/// More intervals of ports than most policies have: each is found.
+#[test]
+fn each_of_a_thousand_ports_has_its_verdict() {
+    const PORTS: std::ops::Range<u16> = 10_000..12_000;
+    let pods = Pods::new();
+    let is_allowed = |port: u16| PORTS.contains(&port) && port % 2 == 0;
+    let ports: Vec<_> = PORTS.filter(|port| is_allowed(*port)).map(|port| json!({"port": port})).collect();
+    let spec = json!({
+        "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Egress"],
+        "egress": [{"to": clients(), "ports": ports}],
+    });
+    pods.write(&[policy("ports", spec)], "other");
+    let _agent = pods.enforce();
+    for port in PORTS.start - 10..PORTS.end + 10 {
+        // Nobody listens.
+        let expected = if is_allowed(port) { REFUSED } else { DENIED };
+        assert_eq!(kind(connects(CLIENT.v4, port)), expected, "{port}");
+    }
+}
+
+/// The policy's programs are within the budget of their own, and those that translate are the same ones, instruction by
+/// instruction.
+#[test]
+fn programs_that_translate_are_the_same_with_a_policy_whose_own_stay_within_their_budget() {
+    const BUDGET: u32 = 2_400;
+    let translating = |pods: &Pods| {
+        let dir = pods.sandbox.pin_dir().join(format!("v{}", cproxy_ebpf::LAYOUT_VERSION));
+        Program::ALL.map(|program| program_of(&dir.join(program.link)))
+    };
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let mut without = Agent::new(&pods.sandbox).manifests(pods.sandbox.manifest_dir()).start();
+    let before = translating(&pods);
+    without.stop();
+    cproxy(&pods.sandbox, &["cleanup"]).success();
+    let _agent = pods.enforce();
+    assert_eq!(translating(&pods), before);
+    let dir = pods.sandbox.pin_dir().join("policy-v1");
+    let counts = PolicyProgram::all().map(|program| (program.link, program_of(&dir.join(program.link)).verified));
+    let counts: Vec<_> = counts.collect();
+    eprintln!("verified instructions: {counts:?}");
+    assert!(counts.iter().all(|(_, count)| (1..=BUDGET).contains(count)), "{counts:?}");
+}
+
+/// Program behind a link.
+#[derive(Debug, PartialEq, Eq)]
+struct AttachedProgram {
+    /// Hash of its instructions.
+    tag: String,
+    verified: u32,
+}
+
+fn program_of(link: &Path) -> AttachedProgram {
+    let link = cproxy_datapath::bpf::syscalls::obj_get(link, 0).unwrap();
+    let information = fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd())).unwrap();
+    let field = |name| information.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    let id: u32 = field("prog_id:").parse().unwrap();
+    let program = loaded_programs().flatten().find(|program| program.id() == id).unwrap();
+    AttachedProgram { tag: field("prog_tag:"), verified: program.verified_instruction_count().unwrap() }
+}
+
 /// Programs that others have detached come back, those of the policy behind those that translate.
 #[test]
 fn detached_programs_are_put_back_in_their_order() {
@@ -513,6 +576,23 @@ fn removed_pins_come_back() {
     pods.write(&[both()], "other");
     checks("after changes");
     assert!(agent.exit_status().is_none());
+}
+
+/// Also those that were detached while no agent ran, or by one that was killed then.
+#[test]
+fn an_agent_that_starts_attaches_what_others_have_detached() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let mut agent = pods.enforce();
+    let _other = echo::tcp_in(&pods.other, (OTHER.v4, TCP), "other");
+    let _web = echo::tcp(&pods.sandbox, (WEB.v4, TCP), "web");
+    agent.kill();
+    let directory = pods.sandbox.pin_dir().join("policy-v1");
+    PolicyProgram::all().for_each(|program| detach(&directory.join(program.link)));
+    assert_eq!(connects(OTHER.v4, TCP).unwrap(), "other", "nothing is enforced");
+    let _agent = pods.enforce();
+    assert_eq!(pods.other.run(|| kind(connects(WEB.v4, TCP))), REFUSED);
+    assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
 }
 
 fn detach(link: &Path) {

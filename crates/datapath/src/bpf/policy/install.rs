@@ -107,9 +107,11 @@ fn replace(pins: &PolicyPins, program: PolicyProgram, fd: BorrowedFd<'_>) -> Res
     fs::remove_file(&temporary).ok();
     obj_pin(fd, &temporary).map_err(failed(&temporary))?;
     fs::rename(&temporary, &pin).map_err(failed(&pin))?;
-    let link = pins.object(program.link);
-    match obj_get_if_any(&link).map_err(failed(&link))? {
-        Some(link) => link_update(link.as_fd(), fd).map_err(|error| PolicyError::Attach(program.name, error)),
-        None => Ok(()),
+    let path = pins.object(program.link);
+    let Some(link) = obj_get_if_any(&path).map_err(failed(&path))? else { return Ok(()) };
+    match link_update(link.as_fd(), fd) {
+        // It was detached by others, or by an agent that was killed then. The agent attaches what its policy needs.
+        Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => fs::remove_file(&path).map_err(failed(&path)),
+        updated => updated.map_err(|error| PolicyError::Attach(program.name, error)),
     }
 }
