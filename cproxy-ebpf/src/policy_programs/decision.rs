@@ -1,9 +1,11 @@
 //! The verdict about a peer and a port: two lookups and a search, with any number of rules.
 
+use core::hint::black_box;
+
 use cproxy_ebpf::policy::{IntervalWord, NO_RULE, StateWord};
 
 use crate::{
-    maps::{interval, runs},
+    maps::{interval, intervals, runs},
     subprogram::on_stack,
 };
 
@@ -67,19 +69,21 @@ extern "C" fn cproxy_policy_decide(question: *const Question, generation: u32) -
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn cproxy_policy_search(generation: u32, mut low: u32, mut high: u32, key: u64) -> u64 {
+    let Some(intervals) = intervals(generation) else { return 0 };
     let mut found = 0;
     for _ in 0..STEPS {
         if low >= high {
             break;
         }
         let middle = (low + high) / 2;
-        let Some(word) = interval(generation, middle) else { return 0 };
-        if word.0 <= key {
-            found = word.0;
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
+        let Some(word) = interval(intervals, middle) else { return 0 };
+        // All bits if the word is above the key. There is no branch, for the verifier looks at both ways of each. The
+        // lowest bit of a key is set, so that it does not count.
+        let difference = black_box((key >> 1).wrapping_sub(word.0 >> 1));
+        let above = (difference as i64 >> 63) as u64;
+        found ^= (found ^ word.0) & !above;
+        low ^= (low ^ (middle + 1)) & !above as u32;
+        high ^= (high ^ middle) & above as u32;
     }
     found
 }

@@ -31,10 +31,7 @@ static POLICY_RANGES: ArrayOfMaps<LpmTrie<[u32; 4], u64, { POLICY_RANGES_MAX as 
     ArrayOfMaps::new();
 
 #[btf_map]
-static POLICY_INTERVALS: ArrayOfMaps<
-    Array<u64, { POLICY_ROOM_MIN as usize }, { BPF_F_INNER_MAP as usize }>,
-    GENERATIONS,
-> = ArrayOfMaps::new();
+static POLICY_INTERVALS: ArrayOfMaps<Intervals, GENERATIONS> = ArrayOfMaps::new();
 
 #[btf_map]
 pub(crate) static POLICY_REPLIES: LruHashMap<ReplyKey, u64, { POLICY_REPLIES_MIN as usize }> = LruHashMap::new();
@@ -76,11 +73,20 @@ pub(crate) fn runs(generation: u32, address: &[u32; 4]) -> RunsWord {
     found.map_or(RunsWord(0), |word| RunsWord(unsafe { word.read_volatile() }))
 }
 
+/// Intervals of a generation.
+pub(crate) type Intervals = Array<u64, { POLICY_ROOM_MIN as usize }, { BPF_F_INNER_MAP as usize }>;
+
+/// Intervals of a generation, if it has maps.
+#[inline(always)]
+pub(crate) fn intervals(generation: u32) -> Option<&'static Intervals> {
+    POLICY_INTERVALS.get(generation)
+}
+
 /// Interval in a slot.
 #[inline(always)]
-pub(crate) fn interval(generation: u32, slot: u32) -> Option<IntervalWord> {
+pub(crate) fn interval(intervals: &Intervals, slot: u32) -> Option<IntervalWord> {
     // SAFETY: a live element.
-    POLICY_INTERVALS.get_value_ptr_mut(generation, &slot).map(|word| IntervalWord(unsafe { word.read_volatile() }))
+    intervals.get_ptr(slot).map(|word| IntervalWord(unsafe { word.read_volatile() }))
 }
 
 /// Adds 1 to a counter of a protocol.
