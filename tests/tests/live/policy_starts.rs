@@ -21,7 +21,7 @@ use cproxy_tests::{
     sandbox::Sandbox,
     world::{Host, TCP, UDP, pod},
 };
-use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 use serde_json::json;
 
 /// Pods that start in an ordinary run, and in a soak.
@@ -61,7 +61,7 @@ impl Call {
     /// Connects, and waits for the server's first byte.
     fn make(self) -> io::Result<()> {
         let family = if self.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = socket(family, SocketType::STREAM, None)?;
+        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         bind(&socket, &SocketAddr::new(self.source, 0))?;
         connect(&socket, &self.to)?;
         let mut stream = TcpStream::from(socket);

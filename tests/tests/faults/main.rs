@@ -6,6 +6,8 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a failed call is a failed test")]
 
+mod policy;
+
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
@@ -26,11 +28,13 @@ use cproxy_tests::{
     faults::{BpfObject, Call, Injection, TracedAgent, chosen_injections, common, is_sample},
     manifest,
     population::Shape,
-    process::{cproxy, eventually},
+    process::{Agent, cproxy, eventually},
     sandbox::Sandbox,
     world::{Form, counter, has_pods, rows, serve_pods, start_agent, udp_connected_to, web_with, while_connecting},
 };
 use rustix::{net::sockopt::socket_cookie, process::Pid};
+
+use self::policy::Enforced;
 
 /// Pods of the Service that answers.
 const PODS: [u8; 2] = [1, 2];
@@ -73,6 +77,8 @@ struct World {
     faults: Cell<(usize, usize)>,
     /// Number of faults in an ordinary run.
     sample: usize,
+    /// Network policy that the agents enforce.
+    policy: Option<Enforced>,
 }
 
 impl World {
@@ -80,7 +86,8 @@ impl World {
         let sandbox = Sandbox::for_test();
         let servers = serve_pods(&sandbox, PODS);
         manifest::write(&sandbox.manifest_dir(), "web.json", web_with(PODS));
-        Self { sandbox, _servers: servers, made: RefCell::default(), faults: Cell::default(), sample: SAMPLE }
+        let (made, faults) = (RefCell::default(), Cell::default());
+        Self { sandbox, _servers: servers, made, faults, sample: SAMPLE, policy: None }
     }
 
     /// Tries few faults in an ordinary run, since each takes long.
@@ -90,7 +97,17 @@ impl World {
 
     /// Starts an agent, perhaps with a fault.
     fn start(&self, injection: Option<Injection>) -> TracedAgent {
-        TracedAgent::start(&self.sandbox, injection)
+        let agent = Agent::new(&self.sandbox).manifests(self.sandbox.manifest_dir());
+        let policy = if self.policy.is_some() { &policy::ARGUMENTS[..] } else { &[] };
+        TracedAgent::start_agent(&self.sandbox, agent.args(policy), injection)
+    }
+
+    /// Does work while clients connect. Nothing of it is felt.
+    fn while_calling<R>(&self, what: &str, work: impl FnOnce() -> R) -> R {
+        while_connecting(what, || match &self.policy {
+            Some(policy) => policy.while_calling(what, work),
+            None => work(),
+        })
     }
 
     /// Starts an agent that gets ready.
@@ -168,6 +185,10 @@ impl World {
         let (mounts, dir) = (fs::read_to_string("/proc/self/mounts").unwrap_or_default(), self.sandbox.dir());
         let own = mounts.lines().filter(|line| line.contains(&*dir.to_string_lossy()));
         own.for_each(|line| count(&mut holdings, line.to_owned()));
+        // The maps of a policy's generation before may be there, until the next one takes their places.
+        for map in policy::GENERATIONS {
+            holdings.entry(map.to_owned()).and_modify(|count| *count = (*count).min(2));
+        }
         holdings
     }
 
@@ -199,11 +220,15 @@ impl World {
         for form in Form::ALL {
             echo::ask_name(form.web()).unwrap_or_else(|error| panic!("{what}, repaired: {form:?}: {error}"));
         }
+        if let Some(policy) = &self.policy {
+            policy.check().unwrap_or_else(|error| panic!("{what}, repaired: {error}"));
+        }
     }
 
     /// Removes everything. Nothing is left.
     fn clean_up(&self, what: &str) {
-        cproxy(&self.sandbox, &["cleanup"]).success();
+        let policy = self.policy.as_ref().map(|_| "--policy-too");
+        cproxy(&self.sandbox, &["cleanup"].into_iter().chain(policy).collect::<Vec<_>>()).success();
         assert!(!self.sandbox.pin_dir().exists(), "{what}: pins are left");
         eventually(FREED, format_args!("{what}: nothing is left in the kernel"), || {
             let left = self.objects();
@@ -249,7 +274,7 @@ impl World {
             let mut agent = self.start_ready();
             let resting = at_rest(|| descriptors(agent.pid()));
             agent.inject(injection);
-            while_connecting(&what, || {
+            self.while_calling(&what, || {
                 work();
                 let mut next = None;
                 if kills {
@@ -359,6 +384,9 @@ fn start_with(world: &World, injection: &Injection, what: &str) {
         for form in Form::ALL {
             echo::ask_name(form.web()).unwrap_or_else(|error| panic!("{what}: {error}: {}", agent.log()));
         }
+        if let Some(policy) = &world.policy {
+            policy.check().unwrap_or_else(|error| panic!("{what}: {error}: {}", agent.log()));
+        }
     } else if !injection.kills() {
         assert!(
             agent.exit_status().is_some_and(|status| matches!(status.code(), Some(1 | 2))),
@@ -369,34 +397,42 @@ fn start_with(world: &World, injection: &Injection, what: &str) {
     world.end(agent);
 }
 
-#[test]
-fn a_first_start_with_a_fault_can_be_repeated() {
-    let world = World::new();
+/// Starts agents for the first time, each with another fault, and then one without.
+fn first_starts(world: &World) {
     let reference = world.reference();
     world.clean_up("without a fault");
     let calls = world.record_start();
     for injection in world.injections("first start", &calls) {
         world.clean_up("before");
         let what = format!("first start, {injection}");
-        start_with(&world, &injection, &what);
+        start_with(world, &injection, &what);
         world.repair(&what, &reference);
     }
     world.finish("first start");
 }
 
-#[test]
-fn a_restart_with_a_fault_is_not_felt() {
-    let world = World::new();
+/// Starts agents where one was before, each with another fault, and then one without.
+fn restarts(world: &World) {
     let reference = world.reference();
     let calls = world.record_start();
     for injection in world.injections("restart", &calls) {
         let what = format!("restart, {injection}");
-        while_connecting(&what, || {
-            start_with(&world, &injection, &what);
+        world.while_calling(&what, || {
+            start_with(world, &injection, &what);
             world.repair(&what, &reference);
         });
     }
     world.finish("restart");
+}
+
+#[test]
+fn a_first_start_with_a_fault_can_be_repeated() {
+    first_starts(&World::new());
+}
+
+#[test]
+fn a_restart_with_a_fault_is_not_felt() {
+    restarts(&World::new());
 }
 
 #[test]
