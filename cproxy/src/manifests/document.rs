@@ -12,6 +12,7 @@ use cproxy_core::{
     is_label, is_subdomain,
 };
 use cproxy_policy::Read;
+use cproxy_wire::read_located;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -185,7 +186,7 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> &'a str {
 fn parse_object<T: DeserializeOwned>(fields: Map<String, Value>, names: Names) -> Parsed<T> {
     let document = Value::Object(fields);
     let name = object_name(&document, names)?;
-    serde_path_to_error::deserialize(document).map_err(|error| ObjectError::Unreadable(name, error.to_string()))
+    read_located(&document.to_string()).map_err(|error| ObjectError::Unreadable(name, error.to_string()))
 }
 
 /// Name of an object, which may be one as the API server sees it.

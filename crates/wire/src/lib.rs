@@ -14,7 +14,12 @@ pub use client::{
     api_client::ApiClient,
     look_up::{service_named, service_with_cluster_ip},
 };
-pub use codec::{decode::Decoded, resource::WatchedResource, split};
+pub use codec::{
+    decode::Decoded,
+    located::{FieldError, read_located},
+    resource::WatchedResource,
+    split,
+};
 pub use credentials::{
     configuration::{ApiServer, ClientError, Configuration, configure},
     exec_plugin::refuse as refuse_exec_plugins,

@@ -4,10 +4,10 @@ use cproxy_core::{
     api::{Metadata, Object},
     object_name,
 };
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::codec::{error::CodecError, protobuf};
+use crate::codec::{error::CodecError, located::locate, protobuf};
 
 /// Object, as far as it could be decoded.
 #[derive(Debug)]
@@ -32,11 +32,6 @@ fn names(object: &Value) -> Metadata {
     }
 }
 
-/// First error in an object, with its path.
-fn error_path<T: DeserializeOwned>(object: Value) -> Option<String> {
-    serde_path_to_error::deserialize::<_, T>(object).err().map(|error| error.to_string())
-}
-
 impl<T: Object> Decoded<T> {
     /// Decodes an object from JSON.
     ///
@@ -52,7 +47,7 @@ impl<T: Object> Decoded<T> {
                     return Err(error);
                 }
                 let names = names(&object);
-                Ok(Self::Unreadable(Box::new(names), error_path::<T>(object).unwrap_or_else(|| error.to_string())))
+                Ok(Self::Unreadable(Box::new(names), locate(json, &error).to_string()))
             }
         }
     }

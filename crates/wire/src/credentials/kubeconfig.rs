@@ -12,6 +12,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::codec::located::read_located;
 use crate::credentials::{
     file::{self, FILE_BYTES_MAX},
     setup_error::Reason,
@@ -175,12 +176,9 @@ fn text<'v>(value: &'v Value, field: &str) -> Option<&'v str> {
 }
 
 fn deserialize<T: DeserializeOwned>(path: &str, value: &Value) -> Result<T, Reason> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        let path = match error.path().to_string().as_str() {
-            "." => path.to_owned(),
-            inner => format!("{path}.{inner}"),
-        };
-        Reason::Field(path, error.into_inner())
+    read_located(&value.to_string()).map_err(|error| {
+        let path = if error.path.is_empty() { path.to_owned() } else { format!("{path}.{}", error.path) };
+        Reason::Field(path, error.message)
     })
 }
 

@@ -45,7 +45,7 @@ pub(crate) enum Reason {
     NoCluster(String),
     /// A field of another type, by its path.
     #[error("{0}: {1}")]
-    Field(String, serde_json::Error),
+    Field(String, String),
     /// The same of a user, whose values are secret.
     #[error("{0}: a field has a value of another type than it should")]
     UserField(String),
