@@ -116,6 +116,12 @@ func quoted(words []string) string {
 // kernelParameters are the settings of cproxy in this pod's VM.
 func (p *provider) kernelParameters(pod *corev1.Pod) ([]string, error) {
 	settings := map[string]string{"apiserver": p.settings.apiServer, "node-name": p.settings.nodeName}
+	if p.settings.policy != "off" {
+		settings["policy"] = p.settings.policy
+		// The token is the node's, whose pods are many, and probes come from the bridge.
+		settings["policy-pod"] = pod.Namespace + "/" + pod.Name
+		settings["policy-node-ip"] = p.network.prefix.Addr().String()
+	}
 	for _, name := range podSettings {
 		value, is := pod.Annotations[annotationPrefix+name]
 		if !is {

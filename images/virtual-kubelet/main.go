@@ -29,7 +29,7 @@ type settings struct {
 	certificate, key, clientCA        string
 	images, directory                 string
 	bridge, podNetwork                string
-	apiServer                         string
+	apiServer, policy                 string
 	clusterDNS, clusterDomain         string
 	maxPods                           int64
 	hypervisor                        hypervisor
@@ -58,6 +58,7 @@ func parse() *settings {
 	flag.StringVar(&s.bridge, "bridge", "pods", "bridge to which VMs are attached")
 	flag.StringVar(&s.podNetwork, "pod-network", "10.244.1.1/24", "the bridge's address, with the range of the pods")
 	flag.StringVar(&s.apiServer, "apiserver", "", "address at which VMs reach the API server or a relay")
+	flag.StringVar(&s.policy, "policy", "off", "off, audit or enforce: network policy in the VMs; -apiserver is then a relay")
 	flag.StringVar(&s.clusterDNS, "cluster-dns", "10.96.0.10", "ClusterIP of the nameserver")
 	flag.StringVar(&s.clusterDomain, "cluster-domain", "cluster.local", "domain of Services")
 	flag.Int64Var(&s.maxPods, "max-pods", 20, "number of VMs that this machine can have")

@@ -38,6 +38,10 @@ const VERB: &str = "cargo xtask fleet demo";
 /// Objects of the example.
 const PROVIDER_RIGHTS: &str = include_str!("../../images/virtual-kubelet/rbac.yaml");
 const RELAY_RIGHTS: &str = include_str!("../../images/kubernetes/overlays/relay/rbac.yaml");
+const RELAY_POLICY_RIGHTS: &str = include_str!("../../images/kubernetes/overlays/relay-policies/rbac.yaml");
+/// The tokens of the VMs are bound to the Node.
+const VIEWS: &str = "views:\n- name: vms\n  match: {usernames: [\"system:serviceaccount:kube-system:cproxy\"]}\n  \
+                     namespaces: all\n  policy: node\n";
 /// The cluster's nameserver.
 pub const NAMESERVER: &str = include_str!("../../images/virtual-kubelet/demo/coredns.yaml");
 /// A Deployment with a Service.
@@ -74,6 +78,22 @@ impl<'s> Fleet<'s> {
     /// # Panics
     /// As [`ControlPlane::start`], or when the provider does not start.
     pub fn start(sandbox: &'s Sandbox) -> Self {
+        Self::start_with(sandbox, &[])
+    }
+
+    /// The same, with a relay that resolves network policies, which the VMs enforce.
+    ///
+    /// # Panics
+    /// As [`Fleet::start`].
+    pub fn start_with_policies(sandbox: &'s Sandbox) -> Self {
+        let mut fleet = Self::start_with(sandbox, &["--policy", "enforce", "--apiserver", &Self::relay_url()]);
+        fleet.control_plane.kubectl(&["apply", "-f", "-"], RELAY_POLICY_RIGHTS);
+        let views = manifest::write_text(sandbox.dir(), "views.yaml", VIEWS);
+        fleet.start_relay_with(&["--policies", "--views", &views.display().to_string()]);
+        fleet
+    }
+
+    fn start_with(sandbox: &'s Sandbox, flags: &[&str]) -> Self {
         let control_plane = ControlPlane::start_for_pods(sandbox);
         let controllers = controllers::start(sandbox, &control_plane);
         // Without a hardware address of its own, a bridge has one of its links, and another one when that goes.
@@ -84,7 +104,7 @@ impl<'s> Fleet<'s> {
         ));
         control_plane.kubectl(&["apply", "-f", "-"], PROVIDER_RIGHTS);
         control_plane.kubectl(&["apply", "-k", BAKED_IN], "");
-        let provider = start_provider(sandbox, &control_plane);
+        let provider = start_provider(sandbox, &control_plane, flags);
         let fleet = Self { provider, relay: None, _controllers: controllers, control_plane, sandbox };
         fleet.wait_for_node();
         fleet
@@ -130,6 +150,10 @@ impl<'s> Fleet<'s> {
     /// # Panics
     /// When the relay does not become ready.
     pub fn start_relay(&mut self) {
+        self.start_relay_with(&[]);
+    }
+
+    fn start_relay_with(&mut self, flags: &[&str]) {
         self.control_plane.kubectl(&["apply", "--namespace=kube-system", "-f", "-"], RELAY_RIGHTS);
         self.control_plane.apply([role_binding("cproxy-relay", "cproxy-relay")]);
         let [certificate, key] = self.control_plane.serving_files();
@@ -140,7 +164,7 @@ impl<'s> Fleet<'s> {
             .arg(certificate)
             .arg("--tls-private-key-file")
             .arg(key);
-        self.relay = Some(relay.start());
+        self.relay = Some(flags.iter().fold(relay, |relay, flag| relay.arg(flag)).start());
     }
 
     /// Address of the relay.
@@ -207,7 +231,7 @@ fn machines(sandbox: &Sandbox) -> PathBuf {
     sandbox.dir().join("vms")
 }
 
-fn start_provider(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> Daemon {
+fn start_provider(sandbox: &Sandbox, control_plane: &ControlPlane<'_>, flags: &[&str]) -> Daemon {
     let kernel = path_from_env(KERNEL_VARIABLE, VERB);
     let [certificate, key] = control_plane.serving_files();
     let mut command = Command::new(path_from_env(PROVIDER_VARIABLE, VERB));
@@ -219,7 +243,7 @@ fn start_provider(sandbox: &Sandbox, control_plane: &ControlPlane<'_>) -> Daemon
     command.arg("--directory").arg(machines(sandbox)).args(["--bridge", BRIDGE, "--pod-network", POD_NETWORK]);
     command.arg("--apiserver").arg(control_plane.server_url());
     command.arg("--initramfs").arg(path_from_env(INITRAMFS_VARIABLE, VERB));
-    command.arg("--kernel").arg(kernel.join("kernel")).args(machine_of(&kernel));
+    command.arg("--kernel").arg(kernel.join("kernel")).args(machine_of(&kernel)).args(flags);
     Daemon::spawn(sandbox, "virtual-kubelet", Placement::Unhooked, command)
 }
 

@@ -47,6 +47,69 @@ mod long {
         clients.wait_for_each("answer ");
     }
 
+    /// All is denied but names, and what friends ask the Service.
+    const POLICIES: &str = r#"
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: default-deny}
+spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: names}
+spec:
+  podSelector: {}
+  policyTypes: [Egress]
+  egress:
+  - to: [{namespaceSelector: {}, podSelector: {matchLabels: {k8s-app: kube-dns}}}]
+    ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: friends-ask}
+spec:
+  podSelector: {matchLabels: {app: client}}
+  policyTypes: [Egress]
+  egress: [{to: [{podSelector: {matchLabels: {app: web}}}]}]
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: friends-may}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  ingress: [{from: [{podSelector: {matchLabels: {friend: "yes"}}}], ports: [{port: 8080}]}]
+"#;
+
+    #[test]
+    fn pods_of_a_fleet_obey_their_policies() {
+        let sandbox = Sandbox::for_test();
+        let fleet = Fleet::start_with_policies(&sandbox);
+        fleet.apply(POLICIES);
+        fleet.apply(NAMESERVER);
+        fleet.apply(WEB);
+        // Their probes come from the node.
+        fleet.wait_ready(Selector::NAMESERVER, 1);
+        fleet.wait_ready(Selector::WEB, 2);
+        for name in ["friend", "stranger"] {
+            fleet.apply(&Fleet::client(name, &json!({})));
+        }
+        fleet.kubectl(&["label", "pod", "friend", "friend=yes"]);
+        fleet.wait_ready(Selector::CLIENTS, 2);
+        let [friend, stranger] = ["friend", "stranger"].map(|name| fleet.follow_logs(name));
+        eventually(PATIENCE, "the friend has an answer, and the stranger none", || {
+            let [friend, stranger] = [friend.log(), stranger.log()];
+            assert!(!stranger.contains("answer "), "{stranger}");
+            let is_seen = friend.contains("answer ") && stranger.matches("failed").count() > 3;
+            if is_seen { Ok(()) } else { Err(format!("{friend}\n---\n{stranger}")) }
+        });
+        assert!(stranger.log().contains("Connection refused"), "{}", stranger.log());
+        fleet.kubectl(&["label", "pod", "stranger", "friend=yes"]);
+        eventually(PATIENCE, "a label makes it a friend", || {
+            let log = stranger.log();
+            if log.contains("answer ") { Ok(()) } else { Err(log) }
+        });
+    }
+
     #[test]
     fn a_fleets_pods_without_an_image_and_without_cproxy_say_so() {
         let sandbox = Sandbox::for_test();
