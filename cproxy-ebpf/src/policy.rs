@@ -26,12 +26,12 @@ pub const POLICY_LAYOUT_VERSION: u32 = 1;
 pub const POLICY_ROOM_MIN: u32 = 64;
 /// Number of ranges that the trie takes. It has memory for those alone that are there.
 pub const POLICY_RANGES_MAX: u32 = 1 << 17;
-/// Replies that are remembered where there is one CPU.
+/// Replies that are remembered.
 pub const POLICY_REPLIES_MIN: u32 = 4_096;
-/// Denials that are remembered where there is one CPU.
+/// Denials that are remembered.
 pub const POLICY_DENIALS_MIN: u32 = 256;
-/// Elements of an LRU hash that each further CPU keeps for itself: it evicts others although they are free
-/// (kernel/bpf/bpf_lru_list.c, `LOCAL_FREE_TARGET`, before Linux 6.16).
+/// Further elements of an LRU hash for each CPU. It takes so many at once, and evicts as many others if they are not
+/// there (kernel/bpf/bpf_lru_list.c, `LOCAL_FREE_TARGET`; fewer since Linux 6.16).
 pub const LRU_ELEMENTS_PER_CPU: u32 = 128;
 /// Number of counters.
 pub const POLICY_COUNTERS_MAX: u32 = 16;

@@ -5,9 +5,12 @@
 //! namespaces. A policy knows its peers by their addresses: for traffic to the pod the sockets are bound to those.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{self, Write as _},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
+    os::fd::AsRawFd as _,
+    thread,
 };
 
 use cproxy_tests::{
@@ -15,7 +18,7 @@ use cproxy_tests::{
     process::eventually,
     sandbox::Netns,
     witness::{Token, Witness, parse_answer},
-    world::{SYNC, counter},
+    world::{SYNC, counter, rows},
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde_json::{Value, json};
@@ -513,6 +516,99 @@ fn calls_of_a_process_in_an_exempt_cgroup_are_not_looked_at() {
         connect_in_child(Some(&members(cgroup)), STRANGER, None);
     }
     assert_eq!(connect(&Form::V4.tcp(), STRANGER), "EPERM", "elsewhere");
+}
+
+/// Peers that get a datagram each, and denied ones, that the programs remember after more of them.
+const PEERS: u16 = 4_000;
+const DENIED_PEERS: u16 = 256;
+/// Ports of the pod and of its peers.
+const OWN_PORT: u16 = 5_000;
+const PEER_PORT: u16 = 5_001;
+
+/// Address in 10.77.0.0/16, whose peers the pod may call, or in 10.78.0.0/16.
+fn peer(is_denied: bool, number: u16) -> IpAddr {
+    let [high, low] = number.to_be_bytes();
+    IpAddr::from([10, if is_denied { 78 } else { 77 }, high, low])
+}
+
+/// Calls `work` with each number, those of a CPU on a thread on it. The first CPU has half of them.
+fn on_all_cpus(count: u16, work: impl Fn(u16) + Sync) {
+    let cpus = thread::available_parallelism().unwrap().get();
+    thread::scope(|scope| {
+        for cpu in 0..cpus {
+            let work = &work;
+            scope.spawn(move || {
+                let mut set = rustix::thread::CpuSet::new();
+                set.set(cpu);
+                rustix::thread::sched_setaffinity(None, &set).unwrap();
+                let of_cpu = |number: u16| {
+                    let number = usize::from(number);
+                    if number % 2 == 0 { cpu == 0 } else { number / 2 % cpus == cpu }
+                };
+                (0..count).filter(|number| of_cpu(*number)).for_each(work);
+            });
+        }
+    });
+}
+
+/// Each CPU takes elements of the programs' maps in advance, so that others may find none that is free.
+#[test]
+fn replies_and_denials_of_many_peers_are_remembered_by_all_cpus() {
+    let mut world = World::without_agent();
+    let rule = json!({"to": [{"ipBlock": {"cidr": "10.77.0.0/16"}}]});
+    let policy = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": "peers", "namespace": "shop"},
+        "spec": {
+            "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress", "Egress"], "egress": [rule],
+        },
+    });
+    world.world.write(objects(&[policy]));
+    world.world.ip("route add local 10.76.0.0/14 dev lo");
+    world.start_agent(&["--policy", "enforce"]);
+    let own = SocketAddr::new(pod(WEB).v4.into(), OWN_PORT);
+    let socket = UdpSocket::bind(own).unwrap();
+    set_receive_buffer(&socket);
+    let send = |number| drop(socket.send_to(b"?", (peer(false, number), PEER_PORT)).unwrap());
+    on_all_cpus(2 * PEERS, |number| send(2 * PEERS + number));
+    on_all_cpus(PEERS, send);
+    let mut missing: BTreeSet<_> = (0..PEERS).map(|number| peer(false, number)).collect();
+    for address in &missing {
+        UdpSocket::bind((*address, PEER_PORT)).unwrap().send_to(b"!", own).unwrap();
+    }
+    socket.set_read_timeout(Some(patience())).unwrap();
+    while !missing.is_empty() {
+        let Ok((_, from)) = socket.recv_from(&mut [0; 4]) else { break };
+        missing.remove(&from.ip());
+    }
+    assert!(missing.is_empty(), "the replies of {} of {PEERS} peers are lost", missing.len());
+    // One that got nothing.
+    let other = UdpSocket::bind((peer(false, PEERS), PEER_PORT)).unwrap();
+    other.set_read_timeout(Some(patience())).unwrap();
+    other.connect(own).unwrap();
+    other.send(b"!").unwrap();
+    assert_eq!(error_name(&other.recv(&mut [0; 4]).unwrap_err()), "ECONNREFUSED");
+    let deny = |number| {
+        let error = socket.send_to(b"?", (peer(true, number), PEER_PORT)).unwrap_err();
+        assert_eq!(error_name(&error), "EPERM");
+    };
+    on_all_cpus(2 * DENIED_PEERS, |number| deny(DENIED_PEERS + number));
+    on_all_cpus(DENIED_PEERS, deny);
+    let denials = rows(&world.world.sandbox, "denials");
+    let denied: BTreeSet<_> = denials.iter().filter_map(|row| row["peer"].as_str()?.parse::<IpAddr>().ok()).collect();
+    let forgotten = (0..DENIED_PEERS).filter(|number| !denied.contains(&peer(true, *number))).count();
+    assert_eq!(forgotten, 0, "of {DENIED_PEERS} denied peers");
+    eprintln!("{} CPUs", thread::available_parallelism().unwrap());
+}
+
+/// Makes room for all replies at once.
+fn set_receive_buffer(socket: &UdpSocket) {
+    let bytes: libc::c_int = 16 << 20;
+    let length = size_of_val(&bytes) as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE);
+    // SAFETY: the pointer and the length are those of a live integer.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const bytes).cast(), length) };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
 }
 
 /// Kinds and protocols of sockets whose packets no hook sees: UDP-Lite, SCTP, and DCCP.

@@ -10,6 +10,7 @@ use std::{
 use aya::{
     Ebpf,
     programs::{Program as Loadable, ProgramError},
+    util::online_cpus,
 };
 use cproxy_ebpf::policy::{LRU_ELEMENTS_PER_CPU, POLICY_DENIALS_MIN, POLICY_REPLIES_MIN};
 
@@ -32,6 +33,9 @@ use crate::bpf::{
 /// Maps of the table that the programs use.
 const OF_TABLE: [&str; 2] = ["OWN_ADDRESSES", "SOCKETS"];
 
+/// CPUs for which the maps have room, at most.
+const CPUS_MAX: u32 = 1_024;
+
 /// Loads the policy's programs and pins them in the place of those that are there, also behind attached links. The
 /// table's programs are installed. Returns each program's verified instruction count, 0 where the kernel does not tell.
 ///
@@ -49,7 +53,7 @@ pub fn install_policy(pins: &PinDir, features: Features) -> Result<Vec<(PolicyPr
         loader.map_pin_path(name, path);
     }
     for (name, entries) in [(REPLIES, POLICY_REPLIES_MIN), (DENIALS, POLICY_DENIALS_MIN)] {
-        loader.map_max_entries(name, entries + further_cpus() * LRU_ELEMENTS_PER_CPU);
+        loader.map_max_entries(name, entries + cpus() * LRU_ELEMENTS_PER_CPU);
     }
     let mut object = load_object(&mut loader, ProgramSet::Policy)?;
     let counts = PolicyProgram::all().map(|program| Ok((program, load(&mut object, program)?)));
@@ -60,9 +64,11 @@ pub fn install_policy(pins: &PinDir, features: Features) -> Result<Vec<(PolicyPr
     Ok(counts)
 }
 
-/// Number of CPUs beyond the first.
-fn further_cpus() -> u32 {
-    thread::available_parallelism().map_or(0, |count| u32::try_from(count.get()).unwrap_or(u32::MAX).min(1024) - 1)
+/// Number of CPUs on which the programs run, whatever part of them the agent may use.
+fn cpus() -> u32 {
+    let online = online_cpus().map(|cpus| cpus.len()).ok();
+    let count = online.or_else(|| thread::available_parallelism().map(usize::from).ok());
+    count.map_or(1, |count| u32::try_from(count).unwrap_or(u32::MAX).min(CPUS_MAX))
 }
 
 fn load(object: &mut Ebpf, program: PolicyProgram) -> Result<u32, LoadError> {
