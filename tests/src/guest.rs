@@ -147,6 +147,7 @@ pub struct GuestImage<'s> {
     parameters: Vec<String>,
     workload: Option<String>,
     memory_mib: u32,
+    cpus: u32,
     has_network: bool,
     has_vsock: bool,
     has_generation_id: bool,
@@ -165,6 +166,7 @@ impl<'s> GuestImage<'s> {
             parameters: Vec::new(),
             workload: None,
             memory_mib: 128,
+            cpus: 1,
             has_network: true,
             has_vsock: false,
             has_generation_id: false,
@@ -256,6 +258,13 @@ impl<'s> GuestImage<'s> {
     #[must_use]
     pub fn memory_mib(mut self, mebibytes: u32) -> Self {
         self.memory_mib = mebibytes;
+        self
+    }
+
+    /// Sets the number of CPUs; one by default.
+    #[must_use]
+    pub fn cpus(mut self, count: u32) -> Self {
+        self.cpus = count;
         self
     }
 
@@ -365,7 +374,7 @@ impl<'s> GuestImage<'s> {
     fn command(&self, initrd: &Path, console: &Path) -> Command {
         let machine = self.kernel.machine();
         let mut command = Command::new(machine.qemu);
-        command.args(machine.options).args(["-accel", "tcg", "-smp", "1"]);
+        command.args(machine.options).args(["-accel", "tcg", "-smp", &self.cpus.to_string()]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.arg("-m").arg(self.memory_mib.to_string());
         if let Some(shift) = self.instruction_shift {

@@ -297,7 +297,7 @@ fn the_last_policy_stays_without_the_agent_and_at_its_start() {
         if log.contains("broken.yaml") { Ok(()) } else { Err(log) }
     });
     as_the_policy_says();
-    std::fs::remove_file(pods.sandbox.manifest_dir().join("broken.yaml")).unwrap();
+    fs::remove_file(pods.sandbox.manifest_dir().join("broken.yaml")).unwrap();
     again.wait_ready(SYNC);
     as_the_policy_says();
 }
@@ -564,11 +564,11 @@ fn removed_pins_come_back() {
         });
     };
     for pin in ["POLICY_PEERS", "prog_connect4", "connect4"] {
-        std::fs::remove_file(dir.join(pin)).unwrap();
+        fs::remove_file(dir.join(pin)).unwrap();
         checks(pin);
     }
-    for pin in std::fs::read_dir(&dir).unwrap() {
-        std::fs::remove_file(pin.unwrap().path()).unwrap();
+    for pin in fs::read_dir(&dir).unwrap() {
+        fs::remove_file(pin.unwrap().path()).unwrap();
     }
     checks("all of the policy's");
     pods.write(&[both()], "client");

@@ -16,6 +16,28 @@ const PATIENCE: Duration = Duration::from_secs(30 * 60);
 #[test]
 fn every_socket_call_is_as_on_any_other_kernel() {
     let sandbox = Sandbox::for_test();
+    let console = run(GuestImage::new(&sandbox, &Kernel::from_env()).memory_mib(1024), "");
+    let result = values_of(&console, "test result: ").first().copied().unwrap_or("it did not end");
+    report("8 every socket call (suite `matrix`)", result.split("; 0 ignored").next().unwrap_or(result));
+    assert_eq!(values_of(&console, "matrix: "), ["0"], "{console}");
+}
+
+/// The kernel's LRU maps keep elements for each CPU.
+#[test]
+fn a_guest_with_many_cpus_remembers_as_many_peers() {
+    let sandbox = Sandbox::for_test();
+    let image = GuestImage::new(&sandbox, &Kernel::from_env()).memory_mib(2048).cpus(CPUS);
+    let console = run(image, "replies_and_denials_of_many_peers");
+    let is_line = |line: &&str| line.trim().ends_with(&format!("{CPUS} CPUs"));
+    assert!(console.lines().any(|line| is_line(&line)), "{console}");
+    assert_eq!(values_of(&console, "matrix: "), ["0"], "{console}");
+}
+
+/// CPUs of a large guest.
+const CPUS: u32 = 16;
+
+/// Runs the tests of the suite with a part of their names in a guest, and returns its console.
+fn run(image: GuestImage<'_>, filter: &str) -> String {
     let matrix = std::env::var_os("CPROXY_MATRIX").map(PathBuf::from);
     let matrix = matrix.expect("CPROXY_MATRIX is not set: run `cargo xtask vm test`");
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -24,11 +46,10 @@ fn every_socket_call_is_as_on_any_other_kernel() {
     let programs = std::env::var_os("CPROXY_GUEST_PROGRAMS").map(PathBuf::from);
     let workload = format!(
         "#!/bin/sh\nmkdir -p /tmp\nPATH=/usr/sbin:/usr/bin:/sbin:/bin:/host\nexport PATH\n\
-         CPROXY_BIN=/usr/bin/cproxy {} --test-threads=1 2>&1\n",
+         CPROXY_BIN=/usr/bin/cproxy {} {filter} --test-threads=1 --nocapture 2>&1\n",
         matrix.display()
     );
-    let image = GuestImage::new(&sandbox, &Kernel::from_env())
-        .memory_mib(1024)
+    let image = image
         .program_of_host(&matrix)
         .parameter("GUEST_INIT=/guest/matrix")
         .program("guest/matrix", format!("#!/bin/sh\n{SET_UP}\n/guest/workload\necho \"matrix: $?\"\npoweroff -f\n"))
@@ -38,10 +59,7 @@ fn every_socket_call_is_as_on_any_other_kernel() {
         None => image.program_of_host(&ip.expect("no program ip in PATH")),
     };
     assert!(cproxy_binary().is_file());
-    let console = image.start().wait_end(PATIENCE);
-    let result = values_of(&console, "test result: ").first().copied().unwrap_or("it did not end");
-    report("8 every socket call (suite `matrix`)", result.split("; 0 ignored").next().unwrap_or(result));
-    assert_eq!(values_of(&console, "matrix: "), ["0"], "{console}");
+    image.start().wait_end(PATIENCE)
 }
 
 /// Set-up without an agent; the tests start their own.
