@@ -28,6 +28,7 @@ pub mod init_systems;
 // It writes the registers of x86_64.
 #[cfg(target_arch = "x86_64")]
 pub mod injected;
+pub mod isolation;
 pub mod kube_proxy;
 pub mod manifest;
 pub mod memory;

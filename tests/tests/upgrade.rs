@@ -18,6 +18,7 @@ use cproxy_ebpf::LAYOUT_VERSION;
 use cproxy_tests::{
     Done, Server, echo,
     faults::{Call, Fault, Injection, TracedAgent, chosen_injections, injections},
+    isolation::{self, Isolation, State},
     manifest,
     older::{OlderAgent, older_agents, released_agent},
     population::Shape,
@@ -406,6 +407,38 @@ fn while_others_change<R>(sandbox: &Sandbox, work: impl FnOnce() -> R) -> R {
     });
     manifest::write(&dir, "others.json", []);
     result
+}
+
+/// The first agent that enforces takes over the table of one that knew no policies. Then the pod stays isolated.
+#[test]
+fn a_policy_comes_with_an_upgrade_and_stays() {
+    for older in predecessors() {
+        let what = format!("layout {}", older.layout);
+        let (sandbox, _servers) = start_world();
+        let isolation = Isolation::new(&sandbox, PODS);
+        let mut before = start_older(&older, &sandbox);
+        let sockets = Sockets::open();
+        // Until its policy has come, the pod is closed: clients would notice.
+        before.stop();
+        let mut agent = start_agent_with(&sandbox, isolation::ARGUMENTS);
+        isolation.check().unwrap_or_else(|error| panic!("{what}: {error}"));
+        isolation.while_calling(&what, || {
+            sockets.check(&what);
+            for state in [State::After, State::Before] {
+                agent.kill();
+                // It refuses, and leaves all as it is.
+                let mut refused = Agent::new(&sandbox).binary(&older.binary).manifests(sandbox.manifest_dir()).spawn();
+                assert_eq!(refused.wait(KILL_TIMEOUT).unwrap().code(), Some(1), "{}", refused.log());
+                isolation.set(state);
+                agent = start_agent_with(&sandbox, isolation::ARGUMENTS);
+                isolation.check().unwrap_or_else(|error| panic!("{what}: {error}"));
+                sockets.check(&what);
+            }
+        });
+        agent.stop();
+        cproxy(&sandbox, &["cleanup", "--policy-too"]).success();
+        assert!(!sandbox.pin_dir().exists(), "{what}: pins are left");
+    }
 }
 
 #[test]

@@ -26,6 +26,7 @@ use cproxy_ebpf::{TCP_PLACES, TcpPlaceId, tcp_level_places};
 use cproxy_tests::{
     Server, echo,
     faults::{BpfObject, Call, Injection, TracedAgent, chosen_injections, common, is_sample},
+    isolation::{self, Isolation},
     manifest,
     population::Shape,
     process::{Agent, cproxy, eventually},
@@ -33,8 +34,6 @@ use cproxy_tests::{
     world::{Form, counter, has_pods, rows, serve_pods, start_agent, udp_connected_to, web_with, while_connecting},
 };
 use rustix::{net::sockopt::socket_cookie, process::Pid};
-
-use self::policy::Enforced;
 
 /// Pods of the Service that answers.
 const PODS: [u8; 2] = [1, 2];
@@ -78,7 +77,7 @@ struct World {
     /// Number of faults in an ordinary run.
     sample: usize,
     /// Network policy that the agents enforce.
-    policy: Option<Enforced>,
+    policy: Option<Isolation>,
 }
 
 impl World {
@@ -98,7 +97,7 @@ impl World {
     /// Starts an agent, perhaps with a fault.
     fn start(&self, injection: Option<Injection>) -> TracedAgent {
         let agent = Agent::new(&self.sandbox).manifests(self.sandbox.manifest_dir());
-        let policy = if self.policy.is_some() { &policy::ARGUMENTS[..] } else { &[] };
+        let policy = if self.policy.is_some() { &isolation::ARGUMENTS[..] } else { &[] };
         TracedAgent::start_agent(&self.sandbox, agent.args(policy), injection)
     }
 

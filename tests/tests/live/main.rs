@@ -18,6 +18,7 @@ mod places;
 mod policy;
 mod policy_check;
 mod policy_claims;
+mod policy_kills;
 mod policy_sockets;
 mod policy_starts;
 mod privileges;
