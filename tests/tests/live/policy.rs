@@ -461,7 +461,7 @@ fn a_pod_that_is_isolated_is_not_opened_by_mistake() {
 fn each_of_a_thousand_ports_has_its_verdict() {
     const PORTS: std::ops::Range<u16> = 10_000..12_000;
     let pods = Pods::new();
-    let is_allowed = |port: u16| PORTS.contains(&port) && port % 2 == 0;
+    let is_allowed = |port: u16| PORTS.contains(&port) && port.is_multiple_of(2);
     let ports: Vec<_> = PORTS.filter(|port| is_allowed(*port)).map(|port| json!({"port": port})).collect();
     let spec = json!({
         "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Egress"],

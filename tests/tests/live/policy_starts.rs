@@ -3,7 +3,7 @@
 //!
 //! All addresses are in the pod's own network namespace. An ordinary run starts a few pods, `CPROXY_SOAK=1` a thousand.
 
-#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 use std::{
     io::{self, Read as _},

@@ -569,7 +569,7 @@ fn replies_and_denials_of_many_peers_are_remembered_by_all_cpus() {
     let own = SocketAddr::new(pod(WEB).v4.into(), OWN_PORT);
     let socket = UdpSocket::bind(own).unwrap();
     set_receive_buffer(&socket);
-    let send = |number| drop(socket.send_to(b"?", (peer(false, number), PEER_PORT)).unwrap());
+    let send = |number| assert_eq!(socket.send_to(b"?", (peer(false, number), PEER_PORT)).unwrap(), 1);
     on_all_cpus(2 * PEERS, |number| send(2 * PEERS + number));
     on_all_cpus(PEERS, send);
     let mut missing: BTreeSet<_> = (0..PEERS).map(|number| peer(false, number)).collect();
