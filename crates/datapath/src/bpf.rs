@@ -44,6 +44,7 @@ mod tcp_full;
 mod tcp_levels;
 mod tcp_move;
 mod tcp_places;
+mod together;
 mod tracing;
 
 pub use attachments::{Attachments, Difference, LinkState};

@@ -498,20 +498,7 @@ fn filled(
 /// Puts maps in force, all at the same time, since each waits for a grace period.
 fn put_in_force(outer: &[ResizableMap; 3], new: &[Replacement]) -> Vec<Result<(), TableError>> {
     let targets: Vec<_> = new.iter().map(|new| new.target(outer)).collect();
-    let Some((&(last_outer, last), others)) = targets.split_last() else { return Vec::new() };
-    thread::scope(|scope| {
-        let mut running = Vec::new();
-        for &(outer, map) in others {
-            // Its stack is of the usual size: the C library keeps it for the next thread.
-            running.push((thread::Builder::new().spawn_scoped(scope, move || outer.replace(map)), outer, map));
-        }
-        let last = last_outer.replace(last);
-        let ended = running.into_iter().map(|(spawned, outer, map)| match spawned {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            Err(_) => outer.replace(map),
-        });
-        ended.chain([last]).collect()
-    })
+    together(&targets, |(outer, map)| outer.replace(map))
 }
 
 impl Replacement {

@@ -3,7 +3,7 @@
 use std::{
     io, iter,
     mem::offset_of,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::atomic::Ordering,
 };
@@ -25,6 +25,7 @@ use crate::bpf::{
     mapping::Mapping,
     open::{Access, open_map},
     syscalls::{inner_map_id, map_create, set_inner_map},
+    together::together,
 };
 
 /// Settings that do not change with the policy.
@@ -151,11 +152,24 @@ impl PolicyMaps {
         let number = self.word()?.generation() ^ 1;
         let shape =
             |map_type, key_bytes, entries, flags| MapShape { map_type, key_bytes, value_bytes: 8, entries, flags };
-        let [peers, ranges, intervals] = [
-            self.make(0, number, PEERS, shape(MapType::Hash, 16, peers, BPF_F_NO_PREALLOC))?,
-            self.make(1, number, RANGES, shape(MapType::LpmTrie, 20, POLICY_RANGES_MAX, BPF_F_NO_PREALLOC))?,
-            self.make(2, number, INTERVALS, shape(MapType::Array, 4, intervals, BPF_F_INNER_MAP))?,
+        let shapes = [
+            (PEERS, shape(MapType::Hash, 16, peers, BPF_F_NO_PREALLOC)),
+            (RANGES, shape(MapType::LpmTrie, 20, POLICY_RANGES_MAX, BPF_F_NO_PREALLOC)),
+            (INTERVALS, shape(MapType::Array, 4, intervals, BPF_F_INNER_MAP)),
         ];
+        let made = shapes.map(|(name, shape)| make(name, shape));
+        let made = made.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let places: Vec<_> =
+            self.outer.iter().zip(&made).map(|((path, outer), fd)| (path, outer.fd().as_fd(), fd)).collect();
+        let placed = together(&places, |(path, outer, fd)| {
+            set_inner_map(outer, number, fd.as_fd()).map_err(|error| PolicyError::Io(path.clone(), error))
+        });
+        placed.into_iter().collect::<Result<(), _>>()?;
+        let mut maps = made.into_iter().zip(shapes).map(|(fd, (name, _))| {
+            MapData::from_fd(fd).map_err(|error| TableError::Open(Path::new(name).to_owned(), error))
+        });
+        let mut next = || maps.next().unwrap_or_else(|| Err(TableError::OutOfRange(PEERS.to_owned())));
+        let (peers, ranges, intervals) = (next()?, next()?, next()?);
         let failed = |error| TableError::Write("the maps of a policy".to_owned(), error);
         self.last = Some(Generation {
             peers: HashMap::try_from(aya::maps::Map::HashMap(peers)).map_err(failed)?,
@@ -164,17 +178,6 @@ impl PolicyMaps {
         });
         self.number = number;
         Ok(())
-    }
-
-    /// Makes a map of a generation, and puts it into an array of maps.
-    fn make(&self, outer: usize, number: u32, name: &'static str, shape: MapShape) -> Result<MapData, PolicyError> {
-        let no_memory = |error| TableError::NoMemory { map: name, entries: shape.entries, error };
-        let fd = map_create(shape, name).map_err(no_memory)?;
-        if let Some((path, map)) = self.outer.get(outer) {
-            set_inner_map(map.fd().as_fd(), number, fd.as_fd())
-                .map_err(|error| PolicyError::Io(path.clone(), error))?;
-        }
-        MapData::from_fd(fd).map_err(|error| TableError::Open(Path::new(name).to_owned(), error).into())
     }
 
     fn word(&self) -> Result<StateWord, PolicyError> {
@@ -191,6 +194,10 @@ impl PolicyMaps {
         word.store(value, Ordering::Release);
         Ok(())
     }
+}
+
+fn make(name: &'static str, shape: MapShape) -> Result<OwnedFd, TableError> {
+    map_create(shape, name).map_err(|error| TableError::NoMemory { map: name, entries: shape.entries, error })
 }
 
 fn runs_word(runs: Runs) -> RunsWord {
