@@ -4,10 +4,8 @@
 use std::{
     mem::offset_of,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    panic::resume_unwind,
     slice,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
-    thread,
 };
 
 use aya::maps::{HashMap, IterableMap as _, Map, MapData, MapError};
@@ -32,6 +30,7 @@ use super::{
     service_counters::{self, CountsMap},
     syscalls::{obj_get, obj_pin},
     tcp_places::{TcpPlaces, TcpPlacesUsage},
+    together::together,
 };
 
 /// The open maps.
