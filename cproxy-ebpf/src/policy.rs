@@ -45,8 +45,8 @@ pub const REPLY_SECONDS: u64 = 120;
 /// `IPPROTO_SCTP`.
 pub const PROTOCOL_SCTP: u8 = 132;
 
-/// Addresses that the agent's canary calls where a policy denies it, in network order, from the ranges for benchmarks of
-/// networks, which are not routed (RFC 2544, RFC 5180). Their denials are not recorded.
+/// Addresses that the agent's canary calls where a policy denies it, in network order, from the ranges for benchmarks
+/// of networks, which are not routed (RFC 2544, RFC 5180). Their denials are not recorded.
 pub const DENIED_CANARIES: [[u32; 4]; 2] = [
     crate::v4_mapped(u32::from_ne_bytes([198, 19, 255, 253])),
     [u32::from_ne_bytes([0x20, 1, 0, 2]), 0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xfd])],

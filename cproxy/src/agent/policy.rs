@@ -67,8 +67,8 @@ pub enum PolicyStartError {
     Netns(io::Error),
     /// The source has no policies.
     #[error(
-        "--policy: {0}; what was in force stays, or the pod is closed: name a cproxy-relay that runs with --policies as the server, or run \
-         `cproxy cleanup --policy-too` and start without --policy"
+        "--policy: {0}; what was in force stays, or the pod is closed: name a cproxy-relay that runs \
+         with --policies as the server, or run `cproxy cleanup --policy-too` and start without --policy"
     )]
     NoRelay(String),
     /// Manifests have many pods.
@@ -104,6 +104,8 @@ pub(super) struct PolicyTask {
     is_new: bool,
     /// Time of another attempt after one that failed.
     retry: Option<Instant>,
+    /// Whether this process has closed the pod, and no policy has come since.
+    is_closed: bool,
     /// Whether the pod stays closed, for a snapshot, whatever the source says.
     is_held: bool,
     settings: PolicySettings,
@@ -142,6 +144,8 @@ pub(super) enum PolicyOrder {
     Hold(Outcome),
     /// As `CloseAnew`, if the pod is held closed.
     EndHold,
+    /// Take these as the addresses of the VM.
+    SetOwn(Vec<Address>),
     /// Use the maps and programs that are pinned now, those before having been removed.
     Reopen(Outcome),
 }
@@ -187,8 +191,8 @@ impl PolicyHandle {
         gauges
     }
 
-    /// Closes the pod until its policy has come anew, or later: a clone of a snapshot is another pod.
-    pub(super) fn close(&self, order: PolicyOrder) {
+    /// Gives the task an order: to close the pod, since a clone of a snapshot is another pod, or to take addresses.
+    pub(super) fn order(&self, order: PolicyOrder) {
         if let Err(mpsc::error::TrySendError::Full(order) | mpsc::error::TrySendError::Closed(order)) =
             self.orders.try_send(order)
             && let PolicyOrder::CloseAnew(Some(sender)) | PolicyOrder::Hold(sender) = order
@@ -296,6 +300,7 @@ impl PolicyTask {
             enforced: None,
             missing: None,
             is_new: true,
+            is_closed: false,
             is_held: false,
             retry: None,
             settings,
@@ -307,6 +312,7 @@ impl PolicyTask {
         } else {
             let closed = task.closed();
             task.enforce(&closed).await?;
+            task.is_closed = true;
         }
         Ok(task)
     }
@@ -376,6 +382,7 @@ impl PolicyTask {
             PolicyOrder::EndHold => (self.close(feed, false).await, None),
             PolicyOrder::CloseAnew(outcome) => (self.close(feed, false).await, outcome),
             PolicyOrder::Hold(outcome) => (self.close(feed, true).await, Some(outcome)),
+            PolicyOrder::SetOwn(addresses) => (self.set_own(addresses).await, None),
             PolicyOrder::Reopen(outcome) => (self.reopen().await, Some(outcome)),
         };
         let done = done.map_err(|error| error.to_string());
@@ -383,6 +390,23 @@ impl PolicyTask {
             tracing::error!("the pod's policy could not be closed or enforced anew: {error}");
         }
         outcome.map(|sender| sender.send(done));
+    }
+
+    /// Takes other addresses as those of the VM, with which it may always talk.
+    async fn set_own(&mut self, addresses: Vec<Address>) -> Result<(), PolicyError> {
+        self.own = addresses;
+        if self.state.borrow().is_ok() {
+            self.write().await;
+            return Ok(());
+        }
+        // The last policy of an earlier agent is not known here.
+        match self.is_closed {
+            true => {
+                let closed = self.closed();
+                self.enforce(&closed).await
+            }
+            false => Ok(()),
+        }
     }
 
     /// Uses the maps and programs that are pinned now, and puts the policy in force there.
@@ -417,6 +441,7 @@ impl PolicyTask {
         };
         self.state.send_replace(Err(reason.to_owned())).ok();
         let closed = self.closed();
+        self.is_closed = true;
         let result = self.enforce(&closed).await;
         if result.is_err() {
             self.table.forget();
@@ -457,7 +482,7 @@ impl PolicyTask {
                 self.gauges.changes.fetch_add(1, Ordering::Relaxed);
                 self.retired_queue.add_refused();
                 self.existing.iter().for_each(|existing| existing.change());
-                self.is_new = false;
+                (self.is_new, self.is_closed) = (false, false);
                 self.enforced = Some(EnforcedPolicy { policy, set_sizes, since: Instant::now() });
                 drop(self.state.send_replace(Ok(())));
             }

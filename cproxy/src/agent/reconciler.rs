@@ -146,6 +146,9 @@ impl Reconciler {
 
     /// Writes the VM's addresses, to which datagram sockets are connected that are to be refused.
     pub(super) fn set_own_addresses(&mut self, addresses: Vec<Address>) -> Result<(), TableError> {
+        if let Some(policy) = &self.policy {
+            policy.order(PolicyOrder::SetOwn(addresses.clone()));
+        }
         self.table.set_own_addresses(addresses)
     }
 
@@ -278,7 +281,7 @@ impl Reconciler {
                     (Ok(()), Some(policy)) => {
                         let order =
                             if holds { PolicyOrder::Hold(sender) } else { PolicyOrder::CloseAnew(Some(sender)) };
-                        policy.close(order);
+                        policy.order(order);
                     }
                     (result, _) => drop(sender.send(result)),
                 }
@@ -286,8 +289,8 @@ impl Reconciler {
             Command::Resume(sign) => {
                 tracing::info!(name: "restored", "{sign}: choosing from a new seed, and connecting anew");
                 match (&self.policy, sign) {
-                    (Some(policy), RestoreSign::NewGeneration) => policy.close(PolicyOrder::CloseAnew(None)),
-                    (Some(policy), RestoreSign::ClockStep) => policy.close(PolicyOrder::EndHold),
+                    (Some(policy), RestoreSign::NewGeneration) => policy.order(PolicyOrder::CloseAnew(None)),
+                    (Some(policy), RestoreSign::ClockStep) => policy.order(PolicyOrder::EndHold),
                     _ => {}
                 }
                 if let Err(error) = self.resume(ResumeReason::Sign(sign)) {

@@ -195,7 +195,8 @@ settings! {
         #[arg(value_name = "ACTION", default_value = "keep", value_parser = choice::<ExistingConnections>())]
         "policy-existing" policy_existing: ExistingConnections, OnRestart, Shown,
             { without: "", example: "",
-              effect: "Keep or close connections that a change of the policy [no longer                        allows](policy.md#connections-that-stand). Closing takes `CONFIG_INET_DIAG_DESTROY`." };
+              effect: "Keep or close connections that a change of the policy [no longer \
+                       allows](policy.md#connections-that-stand). Closing takes `CONFIG_INET_DIAG_DESTROY`." };
     }
 }
 

@@ -5,7 +5,6 @@ pub(crate) mod decode;
 pub(crate) mod decompressor;
 pub(crate) mod error;
 pub(crate) mod head;
-pub(crate) mod located;
 pub(crate) mod message;
 pub(crate) mod protobuf;
 pub(crate) mod resource;

@@ -6,6 +6,7 @@ mod codec;
 mod credentials;
 mod diagnosis;
 mod error_text;
+mod located;
 mod transport;
 mod watch;
 
@@ -14,12 +15,7 @@ pub use client::{
     api_client::ApiClient,
     look_up::{service_named, service_with_cluster_ip},
 };
-pub use codec::{
-    decode::Decoded,
-    located::{FieldError, read_located},
-    resource::WatchedResource,
-    split,
-};
+pub use codec::{decode::Decoded, resource::WatchedResource, split};
 pub use credentials::{
     configuration::{ApiServer, ClientError, Configuration, configure},
     exec_plugin::refuse as refuse_exec_plugins,
@@ -31,6 +27,7 @@ pub use diagnosis::{
     diagnose,
     finding::{Finding, Grade},
 };
+pub use located::{FieldError, read_located};
 pub use transport::{
     address::{AddressError, ServerAddress},
     dns::probe_nameservers,

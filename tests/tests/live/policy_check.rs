@@ -1,6 +1,6 @@
 //! `cproxy check` where a network policy is in force.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 use std::{fs, os::fd::AsFd as _, process::Command};
 

@@ -1,7 +1,5 @@
 //! Claims about who can undo a network policy, each by what it says.
 
-#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
-
 use std::{
     net::{SocketAddr, SocketAddrV4, UdpSocket},
     process::Command,
@@ -48,7 +46,7 @@ fn a_process_without_rights_cannot_undo_a_policy() {
     assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
 }
 
-/// What a receiver's guest denies, a sender without any policy cannot change.
+/// A sender without any policy cannot change the verdict of a receiver's guest.
 #[test]
 fn ingress_holds_against_a_sender_that_no_policy_binds() {
     let pods = Pods::new();

@@ -1,6 +1,6 @@
 //! Sockets of the pod when its network policy changes: those that it refused, and connections that stand.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 use std::{
     fs,

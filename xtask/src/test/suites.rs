@@ -148,10 +148,10 @@ pub(super) const SUITES: &[Suite] = &[
         rule("places::places_follow", &[], Class::Exclusive),
         // System calls depend on the allocator and the optimiser.
         rule("privileges::", &[Need::ShippedAgent], ONE),
-    ], 2, 90),
+    ], 2, 120),
     suite("matrix", SuiteKind::Live, AGENT, &[], 5, 30),
     suite("upgrade", SuiteKind::Live, OLDER, &[], 30, 30),
-    suite("faults", SuiteKind::Live, OLDER, &[], 30, 80),
+    suite("faults", SuiteKind::Live, OLDER, &[], 30, 130),
     suite("programs", SuiteKind::Live, &[Need::Agent, Need::Programs], &[], 20, 50),
     suite("metrics", SuiteKind::Live, &[Need::Agent, Need::Programs, Need::LatestPromtool], &[
         // The kernel's statistics of programs are switched on and off.
@@ -177,7 +177,7 @@ pub(super) const SUITES: &[Suite] = &[
         620, 500),
     suite("transcode", SuiteKind::Live, CLUSTER, &[], 15, 20),
     suite("kube_proxy", SuiteKind::Live, RELAYED, &[], 60, 100),
-    suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 150),
+    suite("relay", SuiteKind::Live, RELAYED, &[rule("skew::", &[Need::OlderAgents], ONE)], 15, 260),
     suite("scale", SuiteKind::Live, &[Need::ShippedAgent], &[all(Class::Exclusive)], 10, 220),
     suite("budgets", SuiteKind::Live, &[Need::ShippedAgent, Need::ControlPlane], &[all(Class::Exclusive)], 10, 170),
     suite("fuzz", SuiteKind::Fuzz, &[Need::Fuzzer], &[], 5, 90),

@@ -1,10 +1,6 @@
 //! Lines about network policy, where one is in force.
 
-use std::{
-    fs, io,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use cproxy_core::counted;
 use cproxy_datapath::bpf::{self, PinDir, PolicyHooks, PolicyInForce, PolicyPins, PolicyReader};
@@ -114,7 +110,7 @@ fn raw_sockets() -> CheckResult {
 }
 
 /// Name of a process with raw sockets in the network namespace with this inode number.
-fn with_raw_sockets(dir: &PathBuf, netns: u64) -> io::Result<Option<String>> {
+fn with_raw_sockets(dir: &Path, netns: u64) -> io::Result<Option<String>> {
     let Some(pid) = dir.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok()) else { return Ok(None) };
     let status = fs::read_to_string(dir.join("status"))?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);

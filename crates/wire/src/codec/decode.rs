@@ -7,7 +7,10 @@ use cproxy_core::{
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::codec::{error::CodecError, located::locate, protobuf};
+use crate::{
+    codec::{error::CodecError, protobuf},
+    located::locate,
+};
 
 /// Object, as far as it could be decoded.
 #[derive(Debug)]

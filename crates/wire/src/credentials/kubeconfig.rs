@@ -12,11 +12,11 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::codec::located::read_located;
 use crate::credentials::{
     file::{self, FILE_BYTES_MAX},
     setup_error::Reason,
 };
+use crate::located::read_located;
 
 /// Stands for no proxy: where a cluster has none, kube takes the one of the environment, which is the pod's.
 const NO_PROXY: &str = "none";

@@ -2,11 +2,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    path::PathBuf,
+    path::Path,
 };
 
 use cproxy_core::Protocol;
-use cproxy_ebpf::observation::Verdict;
 
 use super::{
     event::{TraceEvent, name_of},
@@ -61,12 +60,6 @@ impl DenialFilter {
     }
 }
 
-fn is_below(known: &mut HashMap<u64, bool>, cgroup: u64, dir: &PathBuf) -> bool {
+fn is_below(known: &mut HashMap<u64, bool>, cgroup: u64, dir: &Path) -> bool {
     *known.entry(cgroup).or_insert_with(|| cgroups_below(dir).is_ok_and(|ids| ids.contains(&cgroup)))
-}
-
-/// Verdicts that the kernel's filter lets pass.
-pub(super) fn kernel_verdicts(filter: &TraceFilter) -> impl Iterator<Item = Verdict> {
-    let of_sockets = (filter.denials && !filter.destinations.is_empty()).then_some(Verdict::Forwarded);
-    filter.verdicts.iter().copied().chain(of_sockets)
 }

@@ -8,7 +8,6 @@ use cproxy_ebpf::{
     observation::{FILTER_ADDRESSES_MAX, Filter, Verdict},
 };
 
-use super::denials::kernel_verdicts;
 use crate::bpf::encoding;
 
 /// Events that a tracer wants. All parts must match.
@@ -47,12 +46,18 @@ impl TraceFilter {
         Filter {
             cgroup_id: self.cgroup.map_or(0, |cgroup| cgroup.id),
             cgroup_level: self.cgroup.map_or(0, |cgroup| cgroup.level),
-            verdicts: kernel_verdicts(self).fold(0, |bits, verdict| bits | 1 << verdict as u32),
+            verdicts: self.kernel_verdicts().fold(0, |bits, verdict| bits | 1 << verdict as u32),
             pid: self.pid.unwrap_or(0),
             protocol: self.protocol.map_or(0, |protocol| encoding::protocol_number(protocol).into()),
             has_addresses: (!self.destinations.is_empty()).into(),
             zero: 0,
         }
+    }
+
+    /// Verdicts that the kernel's filter lets pass: denials come after the call of the same socket to a destination.
+    fn kernel_verdicts(&self) -> impl Iterator<Item = Verdict> {
+        let of_sockets = (self.denials && !self.destinations.is_empty()).then_some(Verdict::Forwarded);
+        self.verdicts.iter().copied().chain(of_sockets)
     }
 
     /// Keys of the destinations in the kernel's map.

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 pub struct FieldError {
     /// Its path, such as `spec.ports[0].port`; empty for the whole object.
     pub path: String,
-    /// What is wrong.
+    /// Mistake in it.
     pub message: String,
 }
 
@@ -27,7 +27,7 @@ pub fn read_located<T: DeserializeOwned>(text: &str) -> Result<T, FieldError> {
 }
 
 /// The field of an error in a text.
-pub(super) fn locate(text: &str, error: &serde_json::Error) -> FieldError {
+pub(crate) fn locate(text: &str, error: &serde_json::Error) -> FieldError {
     let before = text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum::<usize>();
     let end = (before + error.column()).min(text.len());
     let (line, column) = (error.line(), error.column());
@@ -83,11 +83,7 @@ fn path(text: &[u8]) -> String {
                     *index += 1;
                 }
             }
-            b'}' | b']' => {
-                if around.pop() == Some(true) {
-                    steps.pop();
-                }
-            }
+            b'}' | b']' if around.pop() == Some(true) => drop(steps.pop()),
             _ => {}
         }
         is_key = *byte == b'"' || is_key && byte.is_ascii_whitespace();
