@@ -93,7 +93,7 @@ async fn own_table(mut messages: mpsc::Receiver<Message>) {
             Message::Query(Query::Health(sender)) => drop(sender.send(health())),
             Message::Query(Query::Problems(sender)) => drop(sender.send(Vec::new())),
             Message::Query(Query::Explain(_, sender)) => drop(sender.send(report())),
-            Message::Command(Command::Reseed(sender)) => drop(sender.send(Ok(()))),
+            Message::Command(Command::Reseed { sender, .. }) => drop(sender.send(Ok(()))),
             other => panic!("a client has sent {other:?}"),
         }
     }

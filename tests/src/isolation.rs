@@ -99,7 +99,8 @@ impl Isolation {
         manifest::write(&self.manifests, "policy.json", self.objects(state));
     }
 
-    fn objects(&self, state: State) -> Vec<Value> {
+    /// Objects of a cluster in which the policy has a state.
+    pub fn objects(&self, state: State) -> Vec<Value> {
         let of_pod = |name: &str, label: &str, host: Host| {
             json!({
                 "apiVersion": "v1", "kind": "Pod",

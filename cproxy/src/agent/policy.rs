@@ -215,8 +215,8 @@ struct Hooks {
 pub(super) fn check(config: &Config) -> Result<(), PolicyStartError> {
     let settings = &config.policy;
     if settings.policy == PolicyMode::Off {
-        let has_addresses = !settings.policy_node_ip.is_empty();
-        if settings.policy_pod.is_some() || has_addresses || !settings.policy_exempt_cgroup.is_empty() {
+        let has_others = !settings.policy_node_ip.is_empty() || settings.policy_existing != ExistingConnections::Keep;
+        if settings.policy_pod.is_some() || has_others || !settings.policy_exempt_cgroup.is_empty() {
             tracing::warn!("settings of --policy-* have no effect without --policy enforce or audit");
         }
         return Ok(());
@@ -394,6 +394,9 @@ impl PolicyTask {
 
     /// Takes other addresses as those of the VM, with which it may always talk.
     async fn set_own(&mut self, addresses: Vec<Address>) -> Result<(), PolicyError> {
+        if self.own == addresses {
+            return Ok(());
+        }
         self.own = addresses;
         if self.state.borrow().is_ok() {
             self.write().await;

@@ -17,6 +17,7 @@ mod wire;
 mod access;
 mod agent;
 mod bad_input;
+mod churn;
 mod clients;
 mod guest_sockets;
 mod long;
