@@ -88,6 +88,7 @@ impl<'s> Fleet<'s> {
     pub fn start_with_policies(sandbox: &'s Sandbox) -> Self {
         let mut fleet = Self::start_with(sandbox, &["--policy", "enforce", "--apiserver", &Self::relay_url()]);
         fleet.control_plane.kubectl(&["apply", "-f", "-"], RELAY_POLICY_RIGHTS);
+        fleet.control_plane.apply([role_binding("cproxy-relay-policies", "cproxy-relay")]);
         let views = manifest::write_text(sandbox.dir(), "views.yaml", VIEWS);
         fleet.start_relay_with(&["--policies", "--views", &views.display().to_string()]);
         fleet
