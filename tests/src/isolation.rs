@@ -9,11 +9,7 @@ use std::{
     io::{self, Read as _},
     net::{IpAddr, SocketAddr, TcpStream},
     path::PathBuf,
-    sync::{
-        OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -21,10 +17,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 use serde_json::{Value, json};
 
 use crate::{
-    Done, Server, echo,
+    Server, echo,
     manifest::{self, Endpoint},
     sandbox::Sandbox,
-    world::{Host, PORT, TCP, cluster_ip, pod, service, slices_of},
+    world::{Host, PORT, TCP, cluster_ip, pod, service, slices_of, while_repeating},
 };
 
 /// Arguments of the agents.
@@ -160,11 +156,10 @@ impl Isolation {
     /// # Panics
     /// When a call is denied that both states allow, or passes although neither does.
     pub fn while_calling<R>(&self, what: &str, work: impl FnOnce() -> R) -> R {
-        let (ends, failure) = (AtomicBool::new(false), OnceLock::new());
         let always = self.always.iter().map(|number| (pod(*number), true));
         let is_closed = !self.has_been_open.get();
         let peers: Vec<_> = always.chain(is_closed.then_some((NEVER, false))).collect();
-        let call_all = || {
+        let call_all = |failure: &OnceLock<String>| {
             for &(peer, expected) in &peers {
                 match passes(peer) {
                     Ok(passes) if passes == expected => {}
@@ -175,21 +170,7 @@ impl Isolation {
                 failure.get_or_init(|| "a denied peer is reached through its Service".to_owned());
             }
         };
-        let result = thread::scope(|scope| {
-            scope.spawn(|| {
-                loop {
-                    let is_last = ends.load(Ordering::Relaxed);
-                    call_all();
-                    if is_last {
-                        return;
-                    }
-                }
-            });
-            let _done = Done(&ends);
-            work()
-        });
-        assert_eq!(failure.get(), None, "{what}");
-        result
+        while_repeating(what, call_all, work)
     }
 }
 

@@ -301,22 +301,33 @@ pub fn wait_for_counter(sandbox: &Sandbox, name: &str, expected: u64) {
 /// # Panics
 /// When a pod has not answered, or the peer is not the ClusterIP.
 pub fn while_connecting<R>(what: &str, work: impl FnOnce() -> R) -> R {
+    let connect_all = |failure: &OnceLock<String>| {
+        for (form, kind) in Form::ALL.into_iter().flat_map(|form| SocketKind::ALL.map(|kind| (form, kind))) {
+            let answer = match kind {
+                SocketKind::Tcp => echo::ask_name(form.web()),
+                SocketKind::UdpConnected => echo::ask_connected_udp(form.web()),
+                SocketKind::UdpUnconnected => echo::ask_udp(form.web()).map(|(name, _)| name),
+            };
+            if let Err(error) = answer {
+                failure.get_or_init(|| format!("{form:?} {kind:?}: {error}"));
+            }
+        }
+    };
+    while_repeating(what, connect_all, work)
+}
+
+/// Repeats calls without a pause while `work` runs: at least once, and once more after its end. They note the first
+/// failure.
+///
+/// # Panics
+/// With that failure.
+pub(crate) fn while_repeating<R>(what: &str, calls: impl Fn(&OnceLock<String>) + Sync, work: impl FnOnce() -> R) -> R {
     let (ends, failure) = (AtomicBool::new(false), OnceLock::new());
     let result = thread::scope(|scope| {
         scope.spawn(|| {
             loop {
-                // At least once, and once more after the end.
                 let is_last = ends.load(Ordering::Relaxed);
-                for (form, kind) in Form::ALL.into_iter().flat_map(|form| SocketKind::ALL.map(|kind| (form, kind))) {
-                    let answer = match kind {
-                        SocketKind::Tcp => echo::ask_name(form.web()),
-                        SocketKind::UdpConnected => echo::ask_connected_udp(form.web()),
-                        SocketKind::UdpUnconnected => echo::ask_udp(form.web()).map(|(name, _)| name),
-                    };
-                    if let Err(error) = answer {
-                        failure.get_or_init(|| format!("{form:?} {kind:?}: {error}"));
-                    }
-                }
+                calls(&failure);
                 if is_last {
                     return;
                 }

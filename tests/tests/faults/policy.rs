@@ -37,37 +37,25 @@ fn a_restart_with_a_fault_opens_and_closes_nothing() {
     restarts(&World::with_policy());
 }
 
+/// Changes the policy from one state to another, with faults.
+fn changes(name: &str, from: State, to: State) {
+    let world = World::with_policy();
+    world.with_faults(name, || world.set(from), || world.set(to), || world.isolation().check());
+}
+
 #[test]
 fn a_change_of_the_policy_with_a_fault_is_made_good() {
-    let world = World::with_policy();
-    world.with_faults(
-        "change of the policy",
-        || world.set(State::Before),
-        || world.set(State::After),
-        || world.isolation().check(),
-    );
+    changes("change of the policy", State::Before, State::After);
 }
 
 #[test]
 fn a_pod_that_becomes_isolated_with_a_fault_is_so_later() {
-    let world = World::with_policy();
-    world.with_faults(
-        "isolation",
-        || world.set(State::Open),
-        || world.set(State::Before),
-        || world.isolation().check(),
-    );
+    changes("isolation", State::Open, State::Before);
 }
 
 #[test]
 fn a_pod_that_is_no_longer_isolated_with_a_fault_opens_later() {
-    let world = World::with_policy();
-    world.with_faults(
-        "end of isolation",
-        || world.set(State::Before),
-        || world.set(State::Open),
-        || world.isolation().check(),
-    );
+    changes("end of isolation", State::Before, State::Open);
 }
 
 #[test]

@@ -470,7 +470,7 @@ fn each_of_a_thousand_ports_has_its_verdict() {
     pods.write(&[policy("ports", spec)], "other");
     let _agent = pods.enforce();
     for port in PORTS.start - 10..PORTS.end + 10 {
-        // Nobody listens.
+        // A port without a listener.
         let expected = if is_allowed(port) { REFUSED } else { DENIED };
         assert_eq!(kind(connects(CLIENT.v4, port)), expected, "{port}");
     }

@@ -30,7 +30,7 @@ pub(crate) const POD: &str = "shop/web";
 /// Enforcement of a pod's policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// Nobody: there is none.
+    /// No policy.
     Nobody,
     /// cproxy, for which no policy selects the pod.
     CproxyNotIsolated,

@@ -52,11 +52,9 @@ impl ExistingSockets {
             self.changed.notified().await;
             let of_pass = self.clone();
             let pass = spawn_blocking(move || close_denied(&of_pass.pins, &of_pass.exempt)).await;
-            let pause = match pass
-                .map_err(|error| error.to_string())
-                .map(|pass| pass.map_err(|error| error.to_string()))
-            {
-                Ok(Ok(ClosedDenied { closed, left, cpu })) => {
+            let pass = pass.map_err(|error| error.to_string());
+            let pause = match pass.and_then(|pass| pass.map_err(|error| error.to_string())) {
+                Ok(ClosedDenied { closed, left, cpu }) => {
                     self.closed.fetch_add(closed, Ordering::Relaxed);
                     if closed != 0 {
                         let sockets = counted(closed, "socket", "sockets");
@@ -74,7 +72,7 @@ impl ExistingSockets {
                     left_before = left;
                     if closed == 0 { (cpu * PAUSE_FACTOR).min(PAUSE_MAX) } else { PAUSE_MAX }
                 }
-                Ok(Err(error)) | Err(error) => {
+                Err(error) => {
                     tracing::warn!(
                         name: "policy_closing_failed",
                         "connections that the policy does not allow: {error}; tried again in {PAUSE_MAX:?}"
