@@ -104,12 +104,10 @@ fn connections_that_a_change_no_longer_allows_are_closed_if_a_setting_says_so() 
         // OTHER loses its label, and a change after that shows that what was to be closed is.
         pods.write(&[both()], "other");
         eventually(SYNC, "the policy has changed", || {
-            let closed = cproxy(&pods.sandbox, &["get", "counters", "-o", "json"]).success().json();
-            if closes && closed["policy_sockets_closed"] == 3 || !closes && closed["policy_changes"] == 2 {
-                Ok(())
-            } else {
-                Err(closed["policy_sockets_closed"].to_string())
-            }
+            let counters = cproxy(&pods.sandbox, &["get", "counters", "-o", "json"]).success().json();
+            let closed = &counters["policy_sockets_closed"];
+            let is_denied = kind(connects(OTHER.v4, TCP)) == DENIED;
+            if is_denied && (!closes || *closed == 3) { Ok(()) } else { Err(format!("{is_denied}, {closed}")) }
         });
         for (stream, may_stand, what) in [
             (&own, true, "of the pod with itself"),
