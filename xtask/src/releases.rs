@@ -107,14 +107,14 @@ pub(crate) const HELM: Release = Release {
     test_package: None,
 };
 
-/// Two engines of network policies, whose verdicts tests compare with cproxy's.
+/// Two engines of network policies, whose verdicts tests compare with cproxy's, and the cases that one generates.
 pub(crate) const POLICY_ENGINES: Release = Release {
     name: "kube-network-policies",
     variable: "CPROXY_POLICY_ENGINES",
     home: "tests/policies",
     module: "policies",
     source: "sigs.k8s.io/kube-network-policies",
-    packages: &["cproxy.dev/tests/policies"],
+    packages: &["cproxy.dev/tests/policies", "cproxy.dev/tests/policies/cases"],
     has_etcd: false,
     test_package: None,
 };

@@ -12,15 +12,16 @@ use cproxy_tests::{
     control_plane::{ADDRESS, ControlPlane, role_binding},
     controllers,
     guest::path_from_env,
-    process::{Daemon, cproxy_binary, eventually},
+    process::{self, Daemon, cproxy_binary, eventually},
     relay_server::{RelayServer, RunningRelay},
     sandbox::{Placement, Sandbox},
 };
 
-use crate::report::Report;
+use crate::{cases::Case, report::Report};
 
-/// Variables with the directories of the provider, and of `e2e.test` and agnhost.
+/// Variables with the directories of the provider, of the program with cyclonus' cases, and of `e2e.test` and agnhost.
 const PROVIDER_VARIABLE: &str = "CPROXY_NETPOL_PROVIDER";
+const CASES_VARIABLE: &str = "CPROXY_POLICY_ENGINES";
 const SPECS_VARIABLE: &str = "CPROXY_E2E";
 const VERB: &str = "cargo xtask test --long netpol";
 
@@ -34,7 +35,7 @@ const RELAY_PORT: u16 = 7443;
 
 /// Limit on the start of each part.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Limit on all specs.
+/// Limit on all specs, or all cases.
 const SPECS_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 
 /// A node: name, address, bridge, and the bridge's addresses with the ranges of its pods.
@@ -116,6 +117,15 @@ impl<'s> Cluster<'s> {
             println!("{}\n{}", specs.log(), self.providers.iter().map(Daemon::log).collect::<String>());
         }
         report
+    }
+
+    /// Runs all cases of cyclonus.
+    pub(crate) fn run_cases(&self) -> Vec<Case> {
+        let mut command = Command::new(path_from_env(CASES_VARIABLE, VERB).join("cases"));
+        command.arg("--kubeconfig").arg(self.control_plane.admin_kubeconfig());
+        command.arg("--cgroup").arg(self.sandbox.cgroup_beside());
+        let output = process::run(self.sandbox, Placement::Unhooked, command, "", SPECS_TIMEOUT).success();
+        output.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 

@@ -1,5 +1,6 @@
-//! The specs of NetworkPolicies that Kubernetes tests its own network plugins with (`e2e.test`), unmodified, against
-//! pods that are network namespaces with an agent each. A Go program in `tests/netpol` makes the pods.
+//! The specs of NetworkPolicies that Kubernetes tests its own network plugins with (`e2e.test`), unmodified, and the
+//! cases that cyclonus generates, against pods that are network namespaces with an agent each. A Go program in
+//! `tests/netpol` makes the pods.
 
 #![expect(
     clippy::indexing_slicing,
@@ -8,6 +9,7 @@
     reason = "a test that finds something else than it expects has failed"
 )]
 
+mod cases;
 mod cluster;
 mod report;
 
@@ -15,6 +17,7 @@ mod long {
     use cproxy_tests::sandbox::Sandbox;
 
     use crate::{
+        cases::Case,
         cluster::{Cluster, Family},
         report::Report,
     };
@@ -34,6 +37,9 @@ mod long {
     /// Specs of this version of Kubernetes that run: 45 of traffic, and two of the objects in the API.
     const PASSED: usize = 47;
 
+    /// Cases of cyclonus 0.5.6.
+    const CASES: usize = 215;
+
     /// Variable with another expression for the specs that run: then their number does not matter.
     const FOCUS_VARIABLE: &str = "CPROXY_NETPOL_FOCUS";
 
@@ -45,6 +51,20 @@ mod long {
     #[test]
     fn the_specs_of_kubernetes_pass_with_ipv6() {
         run_specs(Family::V6);
+    }
+
+    /// What cyclonus calls differently is declared in `tests/policies/cases`: a pod's calls of itself, and SCTP, are not
+    /// compared.
+    #[test]
+    fn the_cases_of_cyclonus_pass() {
+        let sandbox = Sandbox::for_test();
+        let cluster = Cluster::start(&sandbox, Family::V4);
+        let cases = cluster.run_cases();
+        let (steps, calls) = cases.iter().fold((0, 0), |sum, case| (sum.0 + case.steps, sum.1 + case.calls));
+        println!("{} cases, {steps} steps, {calls} calls", cases.len());
+        let failures: Vec<_> = cases.iter().filter_map(Case::failure).collect();
+        assert!(failures.is_empty(), "{} of {} cases failed: {}", failures.len(), cases.len(), failures.join("\n"));
+        assert_eq!(cases.len(), CASES);
     }
 
     fn run_specs(family: Family) {
