@@ -29,6 +29,9 @@ pub(crate) struct Decision(u32);
 impl Decision {
     const ALLOW: u32 = 1 << 31;
 
+    /// Decision of no rule, in a direction that is not isolated.
+    pub(crate) const ALLOWED: Self = Self(Self::ALLOW | NO_RULE);
+
     pub(crate) fn allows(self) -> bool {
         self.0 & Self::ALLOW != 0
     }

@@ -1,5 +1,5 @@
 //! `sk_lookup`: what comes in and belongs to no connection. A denied SYN is answered with RST, a denied datagram with
-//! port unreachable.
+//! port unreachable. Where egress alone is isolated, it records datagrams, whose replies pass.
 
 use core::ptr::addr_of;
 
@@ -15,7 +15,7 @@ use cproxy_ebpf::{
 };
 
 use crate::{
-    decision::{Question, decide},
+    decision::{Decision, Question, decide},
     denials, events,
     maps::state,
     replies,
@@ -50,13 +50,13 @@ fn ingress(lookup: *mut bpf_sk_lookup) -> u32 {
         // SAFETY: as above; the words are zero for IPv4.
         *value = unsafe { addr_of!((*lookup).remote_ip6[word]).read_volatile() };
     }
-    if !state.ingress() || protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+    if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
         return PASS;
     }
     let peer = if family == AF_INET { v4_mapped(v4) } else { v6 };
     let key = ReplyKey { peer, peer_port, own_port: port.to_be() };
     let question = Question { peer, port, protocol, direction: 0 };
-    let decision = decide(state, &question);
+    let decision = if state.ingress() { decide(state, &question) } else { Decision::ALLOWED };
     if decision.allows() {
         if protocol == PROTOCOL_UDP && state.egress() {
             let back = Question { peer, port: u16::from_be(peer_port), protocol, direction: EGRESS };

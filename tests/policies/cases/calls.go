@@ -12,8 +12,9 @@ import (
 	"github.com/mattfenwick/cyclonus/pkg/worker"
 )
 
-// patience is the limit on one call. What is denied fails at once, and only what is lost takes it.
-const patience = time.Second
+// patience is the limit on one call. What is denied fails at once, but for datagrams beyond the kernel's limit on ICMP
+// messages, which are lost.
+const patience = 500 * time.Millisecond
 
 // makeCalls makes the calls of a batch, all at the same time, and writes their results.
 func makeCalls(input io.Reader, output io.Writer) error {

@@ -222,19 +222,28 @@ fn datagrams_are_refused_and_their_replies_pass() {
     }
 }
 
-/// A server whose pod may call nobody answers those that may call it.
+/// A server whose pod may call nobody answers those that may call it: some, or everybody.
 #[test]
 fn a_server_of_datagrams_answers_without_egress() {
     let pods = Pods::new();
-    let spec = json!({
+    let some = json!({
         "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"from": clients(), "ports": [{"port": TCP, "protocol": "UDP"}]}],
     });
-    pods.write(&[policy("server", spec)], "other");
+    let everybody = json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Egress"]});
+    pods.write(&[policy("server", some)], "other");
     let _agent = pods.enforce();
     let _server = echo::udp(&pods.sandbox, (WEB.v4, TCP), "web");
-    assert_eq!(pods.client.run(|| echo::ask_udp((WEB.v4, TCP))).unwrap().0, "web");
-    assert_eq!(kind(UdpSocket::bind((WEB.v4, 0)).unwrap().send_to(b"x", (CLIENT.v4, TCP))), DENIED);
+    let asks = || pods.client.run(|| echo::ask_udp((WEB.v4, TCP))).unwrap().0;
+    let calls = || kind(UdpSocket::bind((WEB.v4, 0)).unwrap().send_to(b"x", (CLIENT.v4, TCP)));
+    assert_eq!((asks().as_str(), calls()), ("web", DENIED));
+    pods.write(&[policy("server", everybody)], "other");
+    // It answers others as soon as they may ask.
+    eventually(SYNC, "the other policy is in force", || {
+        let answer = pods.other.run(|| echo::ask_udp((WEB.v4, TCP)));
+        answer.map(drop).map_err(|error| error.to_string())
+    });
+    assert_eq!((asks().as_str(), calls()), ("web", DENIED));
 }
 
 #[test]

@@ -132,8 +132,8 @@ fn programs(directions: Directions) -> impl Iterator<Item = PolicyProgram> {
     let senders = PolicyProgram::EGRESS
         .into_iter()
         .filter(move |program| directions.egress || directions.ingress && program.link.starts_with("sendmsg"));
-    let create = any.then_some(PolicyProgram::SOCK_CREATE);
-    senders.chain(create).chain(directions.ingress.then_some(PolicyProgram::INGRESS))
+    // Where egress alone is isolated, datagrams that come in are noted for their replies.
+    senders.chain(any.then_some([PolicyProgram::SOCK_CREATE, PolicyProgram::INGRESS]).into_iter().flatten())
 }
 
 /// Whether a link has a target: one whose cgroup or namespace has gone, or that was detached, has none.
