@@ -29,6 +29,8 @@ const SERVICES_MAX: usize = 16;
 pub(super) struct ExplainContext<'a> {
     pub(super) store: &'a Store,
     pub(super) planner: &'a TablePlanner,
+    /// All present problems.
+    pub(super) problems: Vec<Problem>,
     pub(super) changes: &'a LastChanges,
     pub(super) source: &'a SourceStatus,
 }
@@ -36,9 +38,8 @@ pub(super) struct ExplainContext<'a> {
 impl ExplainContext<'_> {
     /// Report about a destination, from the agent's memory alone.
     pub(super) fn report(&self, target: &Target) -> AgentReport {
-        let table_problems = self.planner.problems();
         AgentReport {
-            services: self.services(target).iter().map(|name| self.service(name, &table_problems)).collect(),
+            services: self.services(target).iter().map(|name| self.service(name)).collect(),
             unserved: self.unserved_node_port(target),
             source: self.source.report(),
             unread: self.store.unread().iter().map(ToString::to_string).collect(),
@@ -64,12 +65,14 @@ impl ExplainContext<'_> {
             Target::Address(address) | Target::Frontend(Frontend { address, .. }) => *address,
         };
         let stores = [self.store, self.planner.internal()].into_iter();
-        let mut names: Vec<_> = stores.flat_map(|store| services_at(store, address)).cloned().collect();
-        names.sort_by_cached_key(|name| {
+        let serves = |name: &ServiceName| {
             let rows =
                 desired_rows(self.store_of(name), name).into_iter().filter(|row| row.frontend.address == address);
-            !rows.into_iter().any(|row| self.planner.service_of(row.frontend) == Some(name))
-        });
+            rows.into_iter().any(|row| self.planner.service_of(row.frontend) == Some(name))
+        };
+        let all = stores.flat_map(|store| services_at(store, address)).cloned();
+        let (mut names, others): (Vec<_>, Vec<_>) = all.partition(serves);
+        names.extend(others);
         names.truncate(SERVICES_MAX);
         names
     }
@@ -78,14 +81,14 @@ impl ExplainContext<'_> {
         self.planner.store_of(name, self.store)
     }
 
-    fn service(&self, name: &ServiceName, table_problems: &[Problem]) -> ServiceReport {
+    fn service(&self, name: &ServiceName) -> ServiceReport {
         let owner_of = |frontend| self.planner.service_of(frontend).cloned();
         let store = self.store_of(name);
         let wanted = won_rows(store, &owner_of, desired_rows(store, name));
         let slices: Vec<_> = store.slices(name).map(|(slice, _)| format!("EndpointSlice {slice}")).collect();
         let object = format!("Service {name}");
         let is_about = |problem: &&Problem| problem.object == object || slices.contains(&problem.object);
-        let problems = self.store.problems().chain(table_problems).filter(is_about);
+        let problems = self.problems.iter().filter(is_about);
         ServiceReport {
             service: name.to_string(),
             frontends: wanted.iter().map(FrontendRow::from).collect(),

@@ -13,6 +13,7 @@ use clap::Args;
 use cproxy_core::{
     self, KernelTable, ObjectName, Problem, ServiceName, Store, TablePlanner,
     api::{EndpointSlice, Service},
+    sorted_set,
 };
 use cproxy_datapath::bpf::KernelMaps;
 
@@ -123,7 +124,7 @@ fn report(problems: &BTreeSet<&Problem>, explained: Option<(&ServiceName, &Objec
     let (shown, others): (Vec<_>, Vec<_>) = match explained {
         None => (problems.iter().collect(), Vec::new()),
         Some((name, objects)) => {
-            let mut objects: BTreeSet<_> = objects.slices.keys().map(|name| format!("EndpointSlice {name}")).collect();
+            let mut objects = sorted_set(objects.slices.keys().map(|name| format!("EndpointSlice {name}")));
             objects.insert(format!("Service {name}"));
             let is_other = |problem: &&&Problem| {
                 let is_object = ["Service ", "EndpointSlice "].iter().any(|kind| problem.object.starts_with(kind));

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use cproxy_core::sorted_set;
 use tokio::time::{Instant, sleep_until};
 
 use super::files::{manifests_at, nearest};
@@ -77,7 +78,7 @@ impl Poller {
         let is_new = |path: &&PathBuf| now.get(*path) != self.reported.get(*path);
         let is_settled = |path: &&PathBuf| now.get(*path) == self.polled.get(*path);
         let all = now.keys().chain(self.reported.keys());
-        let changed: BTreeSet<_> = all.filter(is_new).filter(is_settled).cloned().collect();
+        let changed = sorted_set(all.filter(is_new).filter(is_settled).cloned());
         for path in &changed {
             match now.get(path) {
                 Some(stamp) => drop(self.reported.insert(path.clone(), *stamp)),

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use cproxy_core::{Event, Problem};
+use cproxy_core::{Event, Problem, sorted_set};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::{io::unix::AsyncFd, sync::mpsc};
 
@@ -219,7 +219,7 @@ pub async fn watch(
         for problem in &changes.new {
             tracing::warn!(name: "problem", "{problem}");
         }
-        let still: BTreeSet<_> = files.unread().map(|problem| problem.object.clone()).collect();
+        let still = sorted_set(files.unread().map(|problem| problem.object.clone()));
         for Problem { object, .. } in unread_log.exchange(files.unread().cloned()).ended {
             if !still.contains(&object) && Path::new(&object).exists() {
                 tracing::info!(name: "problem_ended", "{object}: can be read again");

@@ -1,11 +1,6 @@
 //! Desired table, as a pure function of the store's rows.
 
-use std::{
-    cell::OnceCell,
-    cmp::Ordering,
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{cell::OnceCell, cmp::Ordering, collections::BTreeMap, sync::Arc};
 
 use super::{
     Address, Backend, Family, Frontend, Members, Problem, Scope, ServiceName, ServicePort, ServiceRow, SliceRow, Store,
@@ -269,7 +264,7 @@ pub(super) fn desired_problems(store: &Store, name: &ServiceName, desired: &Desi
 #[must_use]
 pub fn resolve(store: &Store) -> Vec<Row> {
     let mut table = BTreeMap::<Frontend, (Option<i64>, Row)>::new();
-    let cluster_ips: BTreeSet<Address> = store.services().flat_map(|(_, service)| service.cluster_ips).collect();
+    let cluster_ips = super::sorted_set(store.services().flat_map(|(_, service)| service.cluster_ips));
     for (name, service) in store.services() {
         let rows = desired_rows(store, name).into_iter();
         for row in rows.filter(|row| may_claim(row.source, || cluster_ips.contains(&row.frontend.address))) {

@@ -170,7 +170,7 @@ impl TablePlanner {
     pub fn sync_by(&mut self, store: &Store, write: Write<'_>) {
         let internal = self.internal.clone();
         let all = self.claims.services().chain(store.service_names()).chain(internal.service_names());
-        let names: BTreeSet<_> = all.cloned().collect();
+        let names = super::sorted_set(all.cloned());
         let mut batch = Batch { is_whole: true, ..Batch::new(&mut *write) };
         if self.phase == Phase::Bootstrap {
             self.grow_for(store, &mut batch);

@@ -1,7 +1,7 @@
 //! Time since the last contact with the API server, the view that it shows, and comparisons with it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -96,8 +96,13 @@ impl LastContact {
     #[must_use]
     pub fn view(&self) -> String {
         let contacts = self.lock();
-        let tokens: BTreeSet<_> = contacts.views.values().map(String::as_str).collect();
-        if tokens.is_empty() { "all".to_owned() } else { tokens.into_iter().collect::<Vec<_>>().join(", ") }
+        let mut tokens: Vec<&str> = Vec::new();
+        for token in contacts.views.values() {
+            if !tokens.contains(&token.as_str()) {
+                tokens.push(token);
+            }
+        }
+        if tokens.is_empty() { "all".to_owned() } else { tokens.join(", ") }
     }
 
     /// Seconds since the last contact for the kind that has been silent longest; `None` before the first contact.
