@@ -66,6 +66,7 @@ macro_rules! constants {
 }
 
 pub mod policy;
+pub mod receive;
 
 /// Variants of [`Counter`] and [`Balance`]. It does not compile if one is missing.
 fn enums(line: LineSink<'_>) {

@@ -32,6 +32,7 @@
 pub mod layout;
 pub mod observation;
 pub mod policy;
+pub mod receive;
 
 /// Version of all layouts in this file; part of the pin path (`<pin-dir>/v8`).
 pub const LAYOUT_VERSION: u32 = 8;

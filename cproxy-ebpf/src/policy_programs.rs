@@ -16,8 +16,12 @@ mod endpoint;
 mod events;
 #[path = "policy_programs/exemption.rs"]
 mod exemption;
+#[path = "policy_programs/incoming_events.rs"]
+mod incoming_events;
 #[path = "policy_programs/ingress.rs"]
 mod ingress;
+#[path = "policy_programs/lookup.rs"]
+mod lookup;
 #[path = "policy_programs/maps.rs"]
 mod maps;
 mod own_address;

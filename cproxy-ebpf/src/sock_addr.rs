@@ -128,3 +128,14 @@ pub(crate) fn is_current_peer<F: Family>(ctx: &SockAddrContext, endpoint: &Endpo
             && F::is_peer(socket, &endpoint.address)
     }
 }
+
+/// Port of the socket, in network order.
+#[inline(always)]
+pub(crate) fn own_port(ctx: &SockAddrContext) -> u16 {
+    // SAFETY: the verifier checks every access to the context and the socket, which is never null in these hooks.
+    let port = unsafe {
+        let socket = (*ctx.sock_addr).__bindgen_anon_1.sk;
+        addr_of!((*socket).src_port).read_volatile()
+    };
+    (port as u16).to_be()
+}

@@ -13,6 +13,7 @@ mod policy;
 mod problem_times;
 mod queries;
 mod readiness;
+mod receive;
 mod reconciler;
 mod seed;
 mod service_report;
@@ -32,6 +33,7 @@ pub use self::{
     error::AgentError,
     install::{EXIT_RETRY, install_programs},
     policy::policy_child,
+    receive::remove_routes,
     tasks::{
         health::walk_canary,
         reload::Reread,

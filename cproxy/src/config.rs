@@ -25,8 +25,8 @@ pub use self::{
     setting_rows::SettingRow,
     table::{
         BootstrapSettings, CgroupSettings, CounterSettings, LogSettings, MonitoringSettings, NodeNameSettings,
-        NodeSettings, PinDirSettings, PolicySettings, RunDirSettings, SourceSettings, SwitchSettings, TrafficSettings,
-        WaitSettings,
+        NodeSettings, PinDirSettings, PolicySettings, ReceiveSettings, RunDirSettings, SourceSettings, SwitchSettings,
+        TrafficSettings, WaitSettings,
     },
 };
 pub use crate::canary::CanaryAddresses;
@@ -96,6 +96,8 @@ groups! {
     traffic: TrafficSettings,
     /// Network policy of the pod.
     policy: PolicySettings,
+    /// Traffic from outside.
+    receive: ReceiveSettings,
     /// Counters by Service.
     counters: CounterSettings,
     /// Tests by the agent itself, and what monitoring sees.

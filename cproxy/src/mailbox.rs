@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     config::LoopSettings,
-    report::{AgentReport, HealthReport, PodPolicyReport, ProblemRow, SourceReport},
+    report::{AgentReport, HealthReport, PodPolicyReport, ProblemRow, ReceivedRow, SourceReport},
     state::{CanaryState, RestoreSign, ServiceCalls, Status},
     target::Target,
 };
@@ -44,6 +44,8 @@ pub enum Query {
     Problems(oneshot::Sender<Vec<ProblemRow>>),
     /// Policy of the pod; `None` if the agent enforces none.
     Policy(oneshot::Sender<Option<PodPolicyReport>>),
+    /// Ports that the pod receives for load balancers; `None` if it is to receive none.
+    Receive(oneshot::Sender<Option<Vec<ReceivedRow>>>),
     /// Health of the programs, after a look at them.
     Health(oneshot::Sender<HealthReport>),
     /// Health of the programs at the last look at them.

@@ -51,7 +51,7 @@ mod wait;
 
 pub use client::{
     exchange, explain_silence, fetch_config, fetch_explanation, fetch_gauges, fetch_health, fetch_log, fetch_policy,
-    fetch_problems, fetch_services, fetch_source, request_log_level, request_reseed, stopped_agent,
+    fetch_problems, fetch_received, fetch_services, fetch_source, request_log_level, request_reseed, stopped_agent,
 };
 pub use connection::agent;
 pub use files::{read_states, ready_seconds};

@@ -1,5 +1,5 @@
 //! Builds the eBPF programs of `cproxy-ebpf` for the kernel's instruction set, so that the agent can embed them: the
-//! plain set, the tracing set with points of observation, and that of network policy.
+//! plain set, the tracing set with points of observation, that of network policy, and that of received addresses.
 //!
 //! The compiler is not this build's own: `core` must be built for a target that no toolchain ships. `cargo xtask setup`
 //! finds or installs one and writes down where it is.
@@ -23,11 +23,13 @@ use zstd_safe::{CCtx, CParameter};
 
 const PROGRAMS: &str = "cproxy-programs";
 const POLICY_PROGRAMS: &str = "cproxy-policy-programs";
+const RECEIVE_PROGRAMS: &str = "cproxy-receive-programs";
 /// Binary and feature of each set, and its name here.
-const SETS: [(&str, &str, &str); 3] = [
+const SETS: [(&str, &str, &str); 4] = [
     (PROGRAMS, "programs", PROGRAMS),
     (PROGRAMS, "trace", "cproxy-tracing-programs"),
     (POLICY_PROGRAMS, "programs", POLICY_PROGRAMS),
+    (RECEIVE_PROGRAMS, "programs", RECEIVE_PROGRAMS),
 ];
 /// Highest level of zstd.
 const LEVEL: i32 = 22;

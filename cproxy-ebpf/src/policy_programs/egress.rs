@@ -23,7 +23,7 @@ use crate::{
     own_address::own_address,
     peer::{self, backend_is},
     replies,
-    sock_addr::{ALLOW, DENY, Family, V4, V6, is_current_peer, protocol, read_endpoint, rewrite},
+    sock_addr::{ALLOW, DENY, Family, V4, V6, is_current_peer, own_port, protocol, read_endpoint, rewrite},
 };
 
 /// 1 if this kernel has `bpf_get_retval` for these hooks (Linux 5.18). The agent sets it before it loads the programs.
@@ -153,15 +153,4 @@ fn connect_to_nobody<F: Family>(ctx: &SockAddrContext, destination: &Endpoint) -
     }
     peer::record_translated(peer, &shown, &own.address, own.port, POLICY_REFUSED_SLOT);
     rewrite::<F>(ctx, &own.address, own.port)
-}
-
-/// Port of the socket, in network order.
-#[inline(always)]
-fn own_port(ctx: &SockAddrContext) -> u16 {
-    // SAFETY: the verifier checks every access to the context and the socket, which is never null in these hooks.
-    let port = unsafe {
-        let socket = (*ctx.sock_addr).__bindgen_anon_1.sk;
-        addr_of!((*socket).src_port).read_volatile()
-    };
-    (port as u16).to_be()
 }

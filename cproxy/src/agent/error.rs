@@ -6,7 +6,7 @@ use cproxy_core::Address;
 use cproxy_datapath::bpf::{CgroupError, EnvironmentError, PinError, TableError};
 use cproxy_wire::ClientError;
 
-use super::policy::PolicyStartError;
+use super::{policy::PolicyStartError, receive::ReceiveStartError};
 use crate::{
     manifests::ManifestError,
     run_dir::{Failure, RunDirError},
@@ -55,6 +55,9 @@ pub enum AgentError {
     /// Network policy cannot be enforced.
     #[error(transparent)]
     Policy(#[from] PolicyStartError),
+    /// Nothing can be received for load balancers.
+    #[error(transparent)]
+    Receive(#[from] ReceiveStartError),
     /// The run directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),

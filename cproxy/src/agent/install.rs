@@ -36,13 +36,16 @@ pub(super) async fn install_in_child(
     Ok(())
 }
 
-/// Loads the programs of network policy in a child.
+/// Loads the programs of network policy in a child; if the agent `receives`, it attaches those for received addresses,
+/// too.
 pub(super) async fn load_policy_in_child(
     environment: &Environment,
     lock: &PinLock,
     broker: Option<Arc<Broker>>,
+    receives: bool,
 ) -> Result<(), AgentError> {
-    let words = ["policy".into(), "load".into(), environment.cgroup.clone().into(), "none".into()];
+    let action = if receives { "receive" } else { "load" };
+    let words = ["policy".into(), action.into(), environment.cgroup.clone().into(), "none".into()];
     in_child(environment, lock, broker, words.to_vec()).await.map(drop)
 }
 

@@ -22,8 +22,8 @@ use std::{
 
 use cproxy_core::{Address, ExcludedCgroup, ObjectName};
 use cproxy_datapath::bpf::{
-    self, CgroupError, PinDir, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicyReader, PolicySettings,
-    excluded_cgroup, netns_cookie,
+    self, CgroupError, LinkedError, PinDir, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicyReader,
+    PolicySettings, excluded_cgroup, netns_cookie,
 };
 use cproxy_policy::{Compiled, Directions, Operation, PodPolicy, PolicyTable, SetName, compile};
 use tokio::{
@@ -51,7 +51,7 @@ const ORDERS_WAITING_MAX: usize = 4;
 const REPORTS_WAITING_MAX: usize = 4;
 
 /// Network namespace of the agent, which is the pod's.
-const OWN_NETNS: &str = "/proc/self/ns/net";
+pub(super) const OWN_NETNS: &str = "/proc/self/ns/net";
 
 /// Failure to begin with policy.
 #[derive(Debug, thiserror::Error)]
@@ -273,7 +273,7 @@ impl PolicyTask {
         };
         maps.configure(&settings)?;
         let hooks = Hooks {
-            own: PolicyHooks::open(&own_pins, cgroup, Path::new(OWN_NETNS))?,
+            own: PolicyHooks::open(pins, cgroup, Path::new(OWN_NETNS))?,
             pin_dir: pins.directory().to_owned(),
             cgroup: cgroup.to_owned(),
             broker: None,
@@ -414,8 +414,8 @@ impl PolicyTask {
 
     /// Uses the maps and programs that are pinned now, and puts the policy in force there.
     async fn reopen(&mut self) -> Result<(), PolicyError> {
-        let pins = PolicyPins::new(&PinDir::new(&self.hooks.pin_dir));
-        self.maps = PolicyMaps::open(&pins)?;
+        let pins = PinDir::new(&self.hooks.pin_dir);
+        self.maps = PolicyMaps::open(&PolicyPins::new(&pins))?;
         self.maps.configure(&self.settings)?;
         self.hooks.own = PolicyHooks::open(&pins, &self.hooks.cgroup, Path::new(OWN_NETNS))?;
         self.table.forget();
@@ -566,7 +566,7 @@ impl Hooks {
         }
         let words = ["policy".into(), "attach".into(), self.cgroup.clone().into(), text(directions).into()];
         let (broker, pin_dir) = (self.broker.clone(), self.pin_dir.clone());
-        let failed = |error| PolicyError::Attach("by a child", error);
+        let failed = |error| LinkedError::Attach("by a child", error);
         let child = move || {
             let stdin = std::fs::File::open("/dev/null")?;
             run_child(broker.as_deref(), &pin_dir, &words, stdin.into())
@@ -575,14 +575,14 @@ impl Hooks {
         if output.status.success() {
             return Ok(());
         }
-        Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
+        Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())).into())
     }
 }
 
 /// Attaches the policy's programs, if there are any, behind all that are attached.
 pub(super) fn attach_behind(pins: &PinDir, cgroup: &Path) -> Result<(), PolicyError> {
     let own = PolicyPins::new(pins);
-    if own.exist() { PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?.attach_behind() } else { Ok(()) }
+    if own.exist() { PolicyHooks::open(pins, cgroup, Path::new(OWN_NETNS))?.attach_behind() } else { Ok(()) }
 }
 
 /// Programs of the policy in force that are not attached, as words; `None`: all are, or there is no policy. An agent
@@ -594,7 +594,7 @@ pub(super) fn detached(pins: &PinDir, cgroup: &Path, enforces: bool) -> Option<S
     }
     let attached = || {
         let Some(reader) = PolicyReader::new(own.clone()) else { return Ok(true) };
-        PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?.are_attached(reader.state()?.directions)
+        PolicyHooks::open(pins, cgroup, Path::new(OWN_NETNS))?.are_attached(reader.state()?.directions)
     };
     match attached() {
         Ok(true) => None,
@@ -618,10 +618,9 @@ pub(super) async fn reopen(orders: &mpsc::Sender<PolicyOrder>) -> Result<(), Str
 
 /// Attaches the programs of the policy in force, by a child.
 pub(super) async fn repair(pins: &PinDir, cgroup: &Path, broker: Option<Arc<Broker>>) -> Result<(), PolicyError> {
-    let own = PolicyPins::new(pins);
-    let Some(reader) = PolicyReader::new(own.clone()) else { return Ok(()) };
+    let Some(reader) = PolicyReader::new(PolicyPins::new(pins)) else { return Ok(()) };
     let hooks = Hooks {
-        own: PolicyHooks::open(&own, cgroup, Path::new(OWN_NETNS))?,
+        own: PolicyHooks::open(pins, cgroup, Path::new(OWN_NETNS))?,
         pin_dir: pins.directory().to_owned(),
         cgroup: cgroup.to_owned(),
         broker,
@@ -640,19 +639,25 @@ fn text(directions: Directions) -> &'static str {
     }
 }
 
-/// Implementation of `cproxy policy`, a child of the agent: loads the policy's programs, or attaches them.
+/// Implementation of `cproxy policy`, a child of the agent: loads the policy's programs, with or without those for
+/// received addresses, or attaches them.
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn policy_child(action: &str, pin_dir: &Path, cgroup: &Path, directions: &str) -> Result<(), PolicyError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
     let pins = PinDir::new(pin_dir);
-    if action == "load" {
-        return bpf::install_policy(&pins, bpf::Features::probe()).map(drop);
+    match action {
+        "load" => return bpf::install_policy(&pins, bpf::Features::probe(), true).map(drop),
+        "receive" => {
+            let cookie = netns_cookie().map_err(|error| LinkedError::Io(OWN_NETNS.into(), error))?;
+            return bpf::install_receive(&pins, bpf::Features::probe(), cgroup, Path::new(OWN_NETNS), cookie);
+        }
+        _ => {}
     }
     let directions = Directions {
         ingress: matches!(directions, "ingress" | "both"),
         egress: matches!(directions, "egress" | "both"),
     };
-    PolicyHooks::open(&PolicyPins::new(&pins), cgroup, Path::new(OWN_NETNS))?.attach(directions)
+    PolicyHooks::open(&pins, cgroup, Path::new(OWN_NETNS))?.attach(directions)
 }

@@ -8,6 +8,7 @@ use super::{
     policy::PolicyHandle,
     problem_times::ProblemTimes,
     readiness::Readiness,
+    receive::ReceiveHandle,
     service_report::{ExplainContext, ServerQuery},
     source::SourceStatus,
     table::{SyncState, Table},
@@ -26,6 +27,7 @@ pub(super) struct Queries<'a> {
     pub(super) source: &'a SourceStatus,
     pub(super) readiness: &'a Readiness,
     pub(super) policy: Option<&'a PolicyHandle>,
+    pub(super) receive: Option<&'a ReceiveHandle>,
     pub(super) last_changes: &'a LastChanges,
     pub(super) problem_times: &'a ProblemTimes,
     pub(super) measures: Option<&'a Measures>,
@@ -52,7 +54,9 @@ impl Queries<'_> {
             Query::Source(sender) => drop(sender.send(self.source.report())),
             Query::Explain(target, sender) => {
                 let Table { store, planner, .. } = self.table;
-                let context = ExplainContext { store, planner, changes: self.last_changes, source: self.source };
+                let problems = self.table.problems();
+                let context =
+                    ExplainContext { store, planner, problems, changes: self.last_changes, source: self.source };
                 let mut report = context.report(&target);
                 if report.services.is_empty() && report.unserved.is_none() {
                     let query = ServerQuery::to(self.source);
@@ -64,12 +68,13 @@ impl Queries<'_> {
                     sender.send(report).ok();
                 }
             }
-            Query::Problems(sender) => {
-                let Table { store, planner, .. } = self.table;
-                drop(sender.send(self.problem_times.rows(store, planner)));
-            }
+            Query::Problems(sender) => drop(sender.send(self.problem_times.rows(self.table))),
             Query::Policy(sender) => match self.policy {
                 Some(policy) => policy.report(sender),
+                None => drop(sender.send(None)),
+            },
+            Query::Receive(sender) => match self.receive {
+                Some(receive) => receive.report(sender),
                 None => drop(sender.send(None)),
             },
             Query::Health(sender) => self.health.request_check(sender),
@@ -86,7 +91,8 @@ impl Queries<'_> {
         gauges.extend(self.places.gauges());
         gauges.extend(self.health.gauges());
         gauges.extend(self.policy.into_iter().flat_map(PolicyHandle::gauges));
-        gauges.push(("object_problems", store.problems().count() as u64 + planner.problems().len() as u64));
+        gauges.extend(self.receive.into_iter().flat_map(ReceiveHandle::gauges));
+        gauges.push(("object_problems", self.table.problems().len() as u64));
         let (used, capacity, limits) = (planner.used(), self.table.capacity(), self.table.limits());
         gauges.extend([
             ("frontends", used.frontends.into()),

@@ -3,7 +3,7 @@
 
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
-use cproxy_core::{Address, Event, Store};
+use cproxy_core::{Address, AddressRange, Event, Store};
 use cproxy_daemon::{Tasks, memory};
 use cproxy_datapath::{
     bpf::{PinLock, TableError},
@@ -24,6 +24,7 @@ use super::{
     problem_times::ProblemTimes,
     queries::Queries,
     readiness::Readiness,
+    receive::ReceiveHandle,
     source::SourceStatus,
     table::{Table, Written},
     tasks::{
@@ -60,11 +61,13 @@ pub(super) struct Reconciler {
     source_problem_log: ProblemLog,
     problem_times: ProblemTimes,
     /// Revision of the planner's problems in `problem_log`.
-    logged_revision: Option<u64>,
+    logged_revision: Option<(u64, u64)>,
     /// Measures for `status_http`, if it serves.
     measures: Option<Box<Measures>>,
     /// State of the pod's policy, if it is enforced.
     policy: Option<PolicyHandle>,
+    /// Way to the task that receives for load balancers, if it runs.
+    receive: Option<ReceiveHandle>,
     tasks: Tasks,
 }
 
@@ -114,6 +117,7 @@ impl Reconciler {
             logged_revision: None,
             measures: None,
             policy: None,
+            receive: None,
             tasks,
         })
     }
@@ -123,6 +127,12 @@ impl Reconciler {
         self.readiness.set_policy(policy.state.borrow().clone())?;
         self.policy = Some(policy);
         Ok(())
+    }
+
+    /// Tells what the pod is to receive, in ranges of addresses.
+    pub(super) fn follow_receive(&mut self, receive: ReceiveHandle, ranges: Vec<AddressRange>) {
+        self.table.receive(ranges);
+        self.receive = Some(receive);
     }
 
     /// Takes a new state of the pod's policy, for which the announcement may have waited.
@@ -261,6 +271,7 @@ impl Reconciler {
             source: &self.source,
             readiness: &self.readiness,
             policy: self.policy.as_ref(),
+            receive: self.receive.as_ref(),
             last_changes: &self.last_changes,
             problem_times: &self.problem_times,
             measures: self.measures.as_deref(),
@@ -348,7 +359,7 @@ impl Reconciler {
                 // The source has logged them.
                 new = self.source_problem_log.update(self.table.store.source_problems().cloned());
             }
-            self.problem_times.record(&new, &self.table.store, &self.table.planner);
+            self.problem_times.record(&new, &self.table);
         }
         self.doubts.follow_reports(self.table.store.take_list_reports(), &self.source);
     }
@@ -385,7 +396,10 @@ impl Reconciler {
     /// Completes a write: queues retired backends for the task that closes their sockets, logs problems and announces
     /// that the agent is ready.
     fn finish_write(&mut self, written: Written) -> Result<(), AgentError> {
-        let Written { retired, changes, is_first, is_whole } = written;
+        let Written { retired, changes, received, is_first, is_whole } = written;
+        if let (Some(receive), Some(received)) = (&self.receive, received) {
+            receive.want(received);
+        }
         self.readiness.end_phase(Phase::Write);
         self.last_changes.record(Instant::now(), changes);
         self.shared.retired_queue.add(retired);
@@ -422,13 +436,13 @@ impl Reconciler {
 
     /// Logs the planner's problems that are new.
     fn log_problems(&mut self) {
-        let revision = self.table.planner.problems_revision();
+        let revision = self.table.problems_revision();
         if self.logged_revision.replace(revision) != Some(revision) {
-            let new = self.problem_log.update(self.table.planner.problems());
+            let new = self.problem_log.update(self.table.plan_problems());
             for problem in &new {
                 tracing::warn!(name: "problem", "{problem}");
             }
-            self.problem_times.record(&new, &self.table.store, &self.table.planner);
+            self.problem_times.record(&new, &self.table);
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
 use cproxy_core::{
-    Address, Capacity, Exclusions, Frontend, KernelTable, Limits, Op, Reserve, Retired, SetChange, Store, TablePlanner,
-    TcpPlace,
+    Address, AddressRange, Capacity, Exclusions, Frontend, KernelTable, Limits, Op, Problem, ReceivePlanner,
+    ReceivedPorts, Reserve, Retired, ServiceName, SetChange, Store, TablePlanner, TcpPlace,
 };
 use cproxy_datapath::{
     bpf::{KernelMaps, KernelReader, PinDir, PinLock, TableError, TcpPlacesUsage},
@@ -59,6 +60,10 @@ pub(super) struct Table {
     exclusions: Exclusions,
     /// Whether sockets may be connected through the table of an earlier agent.
     has_predecessor: bool,
+    /// Plan of what the pod is to receive, if it is to receive anything.
+    receive: Option<ReceivePlanner>,
+    /// Raised when that changes.
+    received_revision: u64,
 }
 
 /// Effect of a write.
@@ -66,6 +71,8 @@ pub(super) struct Written {
     /// Retired backends, to which sockets may still be connected.
     pub(super) retired: Retired,
     pub(super) changes: Vec<SetChange>,
+    /// Ports that the pod is to receive, if they have changed.
+    pub(super) received: Option<ReceivedPorts>,
     pub(super) is_first: bool,
     pub(super) is_whole: bool,
 }
@@ -90,6 +97,8 @@ impl Table {
             canary,
             exclusions: Exclusions::default(),
             has_predecessor: !lock.is_empty(),
+            receive: None,
+            received_revision: 0,
         })
     }
 
@@ -177,7 +186,9 @@ impl Table {
 
     /// Writes what is due to the kernel. After an error the next write reads the table back first.
     pub(super) fn write(&mut self, now: Instant) -> Result<Written, TableError> {
-        let written = self.write_services().and_then(|()| self.compact(now));
+        let dirty = self.store.take_dirty();
+        let received = self.plan_received(&dirty);
+        let written = self.write_services(dirty).and_then(|()| self.compact(now));
         if let Err(error) = written {
             self.put_off(&error, now);
             return Err(error);
@@ -192,6 +203,7 @@ impl Table {
         Ok(Written {
             retired: if is_unknown { Retired::any() } else { retired },
             changes: self.planner.take_changes(),
+            received,
             is_first: matches!(self.state, SyncState::FirstSync),
             is_whole: !matches!(self.state, SyncState::Incremental(_)),
         })
@@ -202,8 +214,39 @@ impl Table {
         self.state = SyncState::Incremental(ready);
     }
 
-    fn write_services(&mut self) -> Result<(), TableError> {
-        let dirty = self.store.take_dirty();
+    /// Plans what the pod is to receive, in ranges of addresses.
+    pub(super) fn receive(&mut self, ranges: Vec<AddressRange>) {
+        self.receive = Some(ReceivePlanner::new(ranges));
+    }
+
+    /// Ports that the pod is to receive, if they have changed, or are known for the first time.
+    fn plan_received(&mut self, dirty: &BTreeSet<Arc<ServiceName>>) -> Option<ReceivedPorts> {
+        let planner = self.receive.as_mut()?;
+        let has_changed = match self.state {
+            SyncState::Incremental(_) => planner.update(&self.store, dirty),
+            SyncState::FirstSync | SyncState::Resync { .. } => planner.sync(&self.store),
+        };
+        self.received_revision += u64::from(has_changed);
+        (has_changed || matches!(self.state, SyncState::FirstSync)).then(|| planner.received())
+    }
+
+    /// All problems that are there.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        self.store.problems().cloned().chain(self.plan_problems()).collect()
+    }
+
+    /// Problems of the plans.
+    pub(super) fn plan_problems(&self) -> Vec<Problem> {
+        let of_received = self.receive.iter().flat_map(ReceivePlanner::problems).cloned();
+        self.planner.problems().into_iter().chain(of_received).collect()
+    }
+
+    /// Number that differs after [`Self::plan_problems`] may have changed.
+    pub(super) fn problems_revision(&self) -> (u64, u64) {
+        (self.planner.problems_revision(), self.received_revision)
+    }
+
+    fn write_services(&mut self, dirty: BTreeSet<Arc<ServiceName>>) -> Result<(), TableError> {
         if let SyncState::Resync { .. } = self.state {
             self.planner = TablePlanner::new(self.limits, KernelReader::read_table(&self.pins)?);
             self.planner.set_internal(self.canary.store());

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use clap::Args;
-use cproxy_datapath::bpf::{Environment, PinDir, PolicyInForce, PolicyPins, PolicyReader};
+use cproxy_datapath::bpf::{Environment, PinDir, PolicyInForce, PolicyPins, PolicyReader, ReceivePins};
 use cproxy_policy::Directions;
 
 use super::{
     options::Places,
     output::{print, print_error},
 };
-use crate::run_dir;
+use crate::{agent::remove_routes, run_dir};
 
 /// Flags of `cproxy cleanup`.
 #[derive(Args, Debug)]
@@ -50,7 +50,14 @@ pub(super) fn run(options: &CleanupOptions) -> anyhow::Result<()> {
 /// Detaches the programs and removes table, pins and the files of the run directory. Returns the number of objects.
 pub(super) fn remove(pin_dir: &Path, run_dir: &Path) -> anyhow::Result<usize> {
     let pins = PinDir::new(pin_dir);
-    let removed = pins.remove(|| PolicyPins::new(&pins).remove())?;
+    let received = ReceivePins::new(&pins);
+    let removed = pins.remove(|| {
+        if received.exist() {
+            remove_routes()?;
+            received.remove()?;
+        }
+        PolicyPins::new(&pins).remove()
+    })?;
     // No agent runs on these pins; a killed agent's files in the run directory are no longer true.
     run_dir::clear_unused(run_dir)?;
     for path in &removed.foreign {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     config::Switch,
-    diagnose::explain::{gather, ingress, json, text},
+    diagnose::explain::{gather, ingress, json, receive, text},
     target::{Target, TargetError},
 };
 
@@ -21,8 +21,8 @@ use crate::{
 #[derive(Args, Debug)]
 pub(super) struct ExplainOptions {
     /// Address or Service: 10.96.0.10, 10.96.0.10:53/udp, default/web, web.default.svc.cluster.local
-    #[arg(value_name = "DESTINATION")]
-    destination: String,
+    #[arg(value_name = "DESTINATION", required_unless_present = "to")]
+    destination: Option<String>,
     /// Port, if the destination has none: 80, 53/udp
     #[arg(value_name = "PORT")]
     port: Option<String>,
@@ -33,6 +33,10 @@ pub(super) struct ExplainOptions {
     /// PORT, such as 10.244.1.2:8080
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["pid", "probe"])]
     from: Option<IpAddr>,
+    /// Address and port of a load balancer that a client calls, in place of DESTINATION: says whether this pod receives
+    /// it, and which socket gets it. With --from, for that client
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["destination", "pid", "probe"])]
+    to: Option<String>,
     /// Also call the backends, without translation: connect by TCP, send an empty datagram by UDP
     #[arg(long)]
     probe: bool,
@@ -46,7 +50,10 @@ pub(super) struct ExplainOptions {
 
 /// Exit codes: 0 if all calls get where they should, 1 if not, 4 if that cannot be said.
 pub(super) fn run(options: ExplainOptions) -> anyhow::Result<ExitCode> {
-    let ExplainOptions { destination, port, pid, from, probe, output, switch, places: Places { pin, run } } = options;
+    let ExplainOptions { destination, port, pid, from, to, probe, output, switch, places } = options;
+    let Places { pin, run } = places;
+    let is_from_outside = to.is_some();
+    let destination = destination.or(to).unwrap_or_default();
     let target = match port {
         Some(port) => Target::with_port(&destination, &port),
         None => destination.parse(),
@@ -62,6 +69,9 @@ pub(super) fn run(options: ExplainOptions) -> anyhow::Result<ExitCode> {
             "{path}: {error}; run this as root, with --pid for the calls of another user's process"
         ));
         return Ok(ExitCode::from(NOT_ANSWERED));
+    }
+    if is_from_outside {
+        return run_receive(from, &target, output.output, &pins, &run.run_dir);
     }
     if let Some(from) = from {
         return run_ingress(from, &target, output.output, &pins, &run.run_dir);
@@ -113,6 +123,32 @@ fn run_ingress(
         Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&answer)?))?,
     }
     Ok(if answer.is_allowed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Explains a call from outside. Exit codes: 0 received, 1 refused, 4 if that cannot be said.
+fn run_receive(
+    from: Option<IpAddr>,
+    target: &Target,
+    output: Format,
+    pins: &PinDir,
+    run_dir: &Path,
+) -> anyhow::Result<ExitCode> {
+    let answer = match target {
+        Target::Frontend(to) => receive(*to, from, pins, run_dir),
+        _ => Err(format!("--to needs an address and port, such as 203.0.113.10:80, not {target}")),
+    };
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => {
+            print_error(&error);
+            return Ok(ExitCode::from(NOT_ANSWERED));
+        }
+    };
+    match output {
+        Format::Table => print(&answer.line())?,
+        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&answer)?))?,
+    }
+    Ok(if answer.is_received() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn invalid_destination(destination: &str, error: &TargetError) -> clap::Error {

@@ -2,16 +2,18 @@
 
 mod watch;
 
-use std::{cell::RefCell, io};
+use std::cell::RefCell;
 
 use anyhow::{anyhow, bail};
 use clap::{
     Args, ValueEnum,
     error::{Error as UsageError, ErrorKind},
 };
-use cproxy_core::{Frontend, KernelSet, counted, printable};
+use cproxy_core::{Frontend, KernelSet, counted, printable, sorted_set};
 use cproxy_datapath::{
-    bpf::{KernelReader, PinDir, PolicyPins, PolicyReader, ServiceCounters, read_counters},
+    bpf::{
+        KernelReader, PinDir, PolicyPins, PolicyReader, ReceivePins, ServiceCounters, read_counters, receive_counters,
+    },
     sockets,
 };
 use cproxy_policy::Directions;
@@ -23,11 +25,12 @@ use super::{
 };
 use crate::{
     report::{
-        BackendRow, CountedRow, DenialRow, FrontendRow, Layout, Names, PodPolicyRow, ProblemRow, ServiceFilter,
-        SocketRow, TableRow, backend_rows, counters_json, counters_text, printable_lines, table_text,
+        BackendRow, CountedRow, DenialRow, FrontendRow, Layout, Names, PodPolicyRow, ProblemRow, ReceivedRow,
+        ServiceFilter, SocketRow, TableRow, backend_rows, counters_json, counters_text, printable_lines, table_text,
     },
     run_dir::{
-        RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_policy, fetch_problems, fetch_services,
+        RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_policy, fetch_problems, fetch_received,
+        fetch_services,
     },
     status_http,
 };
@@ -80,6 +83,9 @@ pub(super) enum View {
     /// Peers that the pod's network policy has denied, the latest first
     #[value(alias = "denial")]
     Denials,
+    /// Addresses and ports of load balancers that the pod receives, as a running agent has them
+    #[value(aliases = ["received", "receives"])]
+    Receive,
 }
 
 /// Output format of `cproxy get`.
@@ -104,6 +110,7 @@ pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
     match options.state {
         View::Config => return print_config(options),
         View::Problems => return print_problems(options),
+        View::Receive => return print_received(options),
         _ => {}
     }
     let pins = PinDir::new(&options.places.pin.pin_dir);
@@ -118,6 +125,7 @@ pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
         View::Counters => print_counters(options, &pins),
         View::Config => print_config(options),
         View::Problems => print_problems(options),
+        View::Receive => print_received(options),
         View::Policy => print_policy(options, &pins),
         View::Denials => print_denials(options, &pins),
     }
@@ -132,8 +140,8 @@ fn check_usage(options: &GetOptions) -> Result<(), UsageError> {
         GetFormat::Yaml | GetFormat::Name if options.watch => conflict("--watch prints table, wide or json"),
         _ if !matches!(options.state, View::Services | View::Backends | View::Sockets) && filter(options).is_set() => {
             conflict(
-                "counters, settings, problems, policy and denials are of no Service: --namespace and --service do not \
-                 fit",
+                "counters, settings, problems, policy, denials and what is received are of no Service: --namespace and \
+                 --service do not fit",
             )
         }
         _ => Ok(()),
@@ -174,7 +182,7 @@ fn print_services(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
         }
         // Several frontends have one name.
         GetFormat::Name => {
-            let names: std::collections::BTreeSet<_> = rows.filter_map(|row| row.service).collect();
+            let names = sorted_set(rows.filter_map(|row| row.service));
             report_none(options, names.is_empty());
             print(&names.iter().map(|name| format!("{}\n", printable(name))).collect::<String>())
         }
@@ -221,6 +229,10 @@ fn print_counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     if let Some(policy) = PolicyReader::new(PolicyPins::new(pins)) {
         counters.extend(policy.counters()?);
     }
+    let received = ReceivePins::new(pins);
+    if received.exist() {
+        counters.extend(receive_counters(&received)?);
+    }
     let mut counters: Vec<_> = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     // Without an agent there are no gauges, which is no error.
     counters.extend(fetch_gauges(&options.places.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
@@ -241,11 +253,15 @@ fn print_config(options: &GetOptions) -> anyhow::Result<()> {
 
 fn print_problems(options: &GetOptions) -> anyhow::Result<()> {
     let run_dir = &options.places.run.run_dir;
-    let rows = fetch_problems(run_dir).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => anyhow!("the running agent is of another version and does not say"),
-        _ => anyhow!(explain_silence(run_dir, &error)),
-    })?;
+    let rows = fetch_problems(run_dir).map_err(|error| anyhow!(explain_silence(run_dir, &error)))?;
     print_rows(options, rows, ProblemRow::name)
+}
+
+fn print_received(options: &GetOptions) -> anyhow::Result<()> {
+    let run_dir = &options.places.run.run_dir;
+    let rows = fetch_received(run_dir).map_err(|error| anyhow!(explain_silence(run_dir, &error)))?;
+    let Some(rows) = rows else { bail!("nothing is received here: `cproxy run --receive` does that") };
+    print_rows(options, rows, ReceivedRow::name)
 }
 
 const NO_POLICY: &str = "no network policy is enforced here: `cproxy run --policy` does that";

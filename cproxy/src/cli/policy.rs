@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use cproxy_daemon::write_stderr;
-use cproxy_datapath::bpf::{LoadError, PolicyError};
+use cproxy_datapath::bpf::{LinkedError, LoadError, PolicyError};
 
 use super::output::print_error;
 use crate::agent;
@@ -27,7 +27,7 @@ pub(super) fn run(options: &PolicyOptions) -> ExitCode {
     match agent::policy_child(action, pin_dir, cgroup, directions) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            if let PolicyError::Load(LoadError::Refused { verifier_log, .. }) = &error {
+            if let PolicyError::Linked(LinkedError::Load(LoadError::Refused { verifier_log, .. })) = &error {
                 write_stderr(&format!("{verifier_log}\n"));
             }
             print_error(&error);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cproxy_core::{Address, ServiceName};
+use cproxy_core::{Address, AddressRange, ServiceName};
 use cproxy_daemon::{ListenAddress, LogFormat};
 use cproxy_wire::ServerAddress;
 
@@ -92,7 +92,7 @@ macro_rules! displayed {
     })* };
 }
 
-displayed!(u16, u32, String, Address, CanaryAddresses, ListenAddress, ServerAddress, ServiceName);
+displayed!(u16, u32, String, Address, AddressRange, CanaryAddresses, ListenAddress, ServerAddress, ServiceName);
 
 impl Value for PathBuf {
     fn text(&self) -> String {

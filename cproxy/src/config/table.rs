@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use clap::ArgAction;
-use cproxy_core::{Address, Balance, ExternalIps, ObjectName, is_label, is_subdomain, parse_address};
+use cproxy_core::{Address, AddressRange, Balance, ExternalIps, ObjectName, is_label, is_subdomain, parse_address};
 use cproxy_daemon::{ListenAddress, LogFormat};
 use cproxy_datapath::sockets::TerminateSockets;
 use cproxy_wire::ServerAddress;
@@ -201,6 +201,19 @@ settings! {
 }
 
 settings! {
+    /// Traffic from outside.
+    ReceiveSettings {
+        /// Receive what comes to addresses of load balancers in these ranges, of Services that this pod backs
+        #[arg(value_name = "CIDR", num_args = 1.., value_delimiter = ',', value_parser = parse_range)]
+        "receive" receive: Vec<AddressRange>, OnRestart, Shown,
+            { without: "none", example: "203.0.113.0/24,2001:db8:1::/64",
+              effect: "[Receive](receive.md) what a load balancer with direct return sends to its own address, for \
+                       Services that this pod is an endpoint of: the address comes from `status.loadBalancer` and is \
+                       in one of these ranges. The port may be another one than the pod's." };
+    }
+}
+
+settings! {
     /// Counters by Service.
     CounterSettings {
         /// Count calls by Service, for `cproxy get services -o wide` and metrics; each call then costs more
@@ -317,6 +330,10 @@ fn parse_node_name(text: &str) -> Result<String, String> {
 
 fn parse_ip(text: &str) -> Result<Address, String> {
     parse_address(text.trim()).ok_or_else(|| "not a valid IP address".to_owned())
+}
+
+fn parse_range(text: &str) -> Result<AddressRange, String> {
+    AddressRange::parse(text.trim()).ok_or_else(|| "not a range of addresses, such as 203.0.113.0/24".to_owned())
 }
 
 fn parse_node_ip(text: &str) -> Result<Address, String> {

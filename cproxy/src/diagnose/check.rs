@@ -2,6 +2,7 @@
 
 mod network;
 mod policy;
+mod receive;
 mod requirement;
 
 use std::{
@@ -95,6 +96,7 @@ fn of_machine(request: &CheckRequest<'_>) -> Vec<Requirement> {
     all.push(optional("other_programs", kernel.probe(|| other_programs(&pins, cgroup.as_ref().ok()))));
     let dir = cgroup.as_ref().ok().and_then(|(at, _)| if let Mount::Present(dir) = at { Some(&**dir) } else { None });
     all.extend(policy::policy(&pins, dir, run_dir));
+    all.extend(receive::receive(&pins, run_dir));
     all.push(optional("source", source(run_dir, &agent)));
     all.push(optional("problems", problems(run_dir, &agent)));
     all

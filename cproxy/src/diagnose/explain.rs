@@ -6,6 +6,7 @@ mod gather;
 mod ingress;
 mod output;
 mod probe;
+mod receive;
 mod verdict;
 
 pub use facts::{AgentFacts, DirectFact, Facts, KernelFacts, ProcessFacts, ProgramFacts, SocketFacts};
@@ -16,4 +17,5 @@ pub use ingress::ingress;
 pub(crate) use output::Answer;
 pub use output::{json, text};
 pub use probe::{Probe, ProbeOutcome};
+pub use receive::{ReceiveAnswer, receive};
 pub use verdict::{Outcome, Verdict, verdicts};

@@ -20,12 +20,13 @@ use super::{
     lock,
     protocol::{
         REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_HOLD, REQUEST_LOG, REQUEST_LOG_LEVEL,
-        REQUEST_POLICY, REQUEST_PROBLEMS, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+        REQUEST_POLICY, REQUEST_PROBLEMS, REQUEST_RECEIVE, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE,
+        RESPONSE_TIMEOUT, SOCKET,
     },
 };
 use crate::{
     config::SettingRow,
-    report::{AgentReport, FrontendRow, HealthReport, PodPolicyReport, ProblemRow, SourceReport},
+    report::{AgentReport, FrontendRow, HealthReport, PodPolicyReport, ProblemRow, ReceivedRow, SourceReport},
     target::Target,
 };
 
@@ -101,6 +102,15 @@ pub fn fetch_policy(run_dir: &Path) -> io::Result<Option<PodPolicyReport>> {
     serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
+/// Ports that a running agent receives for load balancers; `None` if it is to receive none.
+///
+/// # Errors
+/// As [`fetch_source`].
+pub fn fetch_received(run_dir: &Path) -> io::Result<Option<Vec<ReceivedRow>>> {
+    let response = fetch(run_dir, REQUEST_RECEIVE, RESPONSE_TIMEOUT)?;
+    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
 /// A running agent's view of a destination.
 ///
 /// # Errors
@@ -148,6 +158,7 @@ pub fn request_reseed(run_dir: &Path, is_before_snapshot: bool) -> io::Result<St
 pub fn explain_silence(run_dir: &Path, error: &io::Error) -> String {
     let socket = run_dir.join(SOCKET);
     match error.kind() {
+        io::ErrorKind::InvalidData => "the running agent is of another version and does not say".to_owned(),
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused if lock::is_held(run_dir) => format!(
             "an agent runs with the run directory {}, but somebody removed its socket: the agent makes it again, or \
              its log says why it cannot",

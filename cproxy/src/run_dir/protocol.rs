@@ -29,6 +29,8 @@ pub(super) const REQUEST_EXPLAIN: &str = "explain ";
 pub(super) const REQUEST_PROBLEMS: &str = "problems\n";
 /// Request for the pod's policy.
 pub(super) const REQUEST_POLICY: &str = "policy\n";
+/// Request for what the pod receives for load balancers.
+pub(super) const REQUEST_RECEIVE: &str = "receive\n";
 /// Request for a look at the programs.
 pub(super) const REQUEST_HEALTH: &str = "health\n";
 /// Request for the settings in force.

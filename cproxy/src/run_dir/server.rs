@@ -13,7 +13,8 @@ use tracing::Level;
 
 use super::protocol::{
     REQUEST_CONFIG, REQUEST_EXPLAIN, REQUEST_GAUGES, REQUEST_HEALTH, REQUEST_HOLD, REQUEST_LOG, REQUEST_LOG_LEVEL,
-    REQUEST_POLICY, REQUEST_PROBLEMS, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE, RESPONSE_TIMEOUT, SOCKET,
+    REQUEST_POLICY, REQUEST_PROBLEMS, REQUEST_RECEIVE, REQUEST_RESEED, REQUEST_SERVICES, REQUEST_SOURCE,
+    RESPONSE_TIMEOUT, SOCKET,
 };
 use crate::{
     controls::Controls,
@@ -103,6 +104,7 @@ pub async fn respond(mut stream: UnixStream, mailbox: Mailbox, controls: &Contro
         REQUEST_SOURCE => serde_json::to_vec(&mailbox.ask(Query::Source).await?)?,
         REQUEST_PROBLEMS => serde_json::to_vec(&mailbox.ask(Query::Problems).await?)?,
         REQUEST_POLICY => serde_json::to_vec(&mailbox.ask(Query::Policy).await?)?,
+        REQUEST_RECEIVE => serde_json::to_vec(&mailbox.ask(Query::Receive).await?)?,
         // Calls that get no answer take the check longer than clients wait.
         REQUEST_HEALTH => match tokio::time::timeout(HEALTH_TIMEOUT, mailbox.ask(Query::Health)).await {
             Ok(Ok(report)) => serde_json::to_vec(&report)?,
@@ -112,8 +114,8 @@ pub async fn respond(mut stream: UnixStream, mailbox: Mailbox, controls: &Contro
             Ok(()) => b"ok\n".to_vec(),
             Err(error) => format!("error: {error}\n").into_bytes(),
         },
-        _ => b"error: the requests are: services, gauges, source, problems, policy, health, explain TARGET, config, \
-               log, log-level LEVEL, reseed, reseed before-snapshot\n"
+        _ => b"error: the requests are: services, gauges, source, problems, policy, receive, health, explain TARGET, \
+               config, log, log-level LEVEL, reseed, reseed before-snapshot\n"
             .to_vec(),
     };
     writer.write_all(&response).await

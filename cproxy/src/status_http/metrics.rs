@@ -10,7 +10,10 @@ use cproxy_daemon::{
 };
 use cproxy_datapath::{
     LAYOUT_VERSION,
-    bpf::{HookTime, PinDir, PolicyPins, PolicyReader, ServiceCounts, hook_times, read_counters},
+    bpf::{
+        HookTime, PinDir, PolicyPins, PolicyReader, ReceivePins, ServiceCounts, hook_times, read_counters,
+        receive_counters,
+    },
 };
 
 use super::{health::Probes, process, services};
@@ -31,7 +34,11 @@ impl Kernel {
         let counters = read_counters(pins).map_err(|error| tracing::debug!("metrics: {error}"));
         let of_policy = PolicyReader::new(PolicyPins::new(pins)).map(|policy| policy.counters());
         let of_policy = of_policy.transpose().map_err(|error| tracing::debug!("metrics: {error}"));
-        let counters = counters.into_iter().chain(of_policy.unwrap_or_default()).flatten().collect();
+        let receive = ReceivePins::new(pins);
+        let received = receive.exist().then(|| receive_counters(&receive));
+        let received = received.transpose().map_err(|error| tracing::debug!("metrics: {error}"));
+        let of_features = [of_policy.unwrap_or_default(), received.unwrap_or_default()];
+        let counters = counters.into_iter().chain(of_features.into_iter().flatten()).flatten().collect();
         let hooks = hook_times(pins).map_err(|error| tracing::debug!("metrics: {error}"));
         Self { counters, hooks: hooks.unwrap_or_default(), calls: Vec::new() }
     }
@@ -74,8 +81,14 @@ const fn audited(counter: &'static str, direction: &'static str) -> Row {
     Row { counter, metric: "cproxy_policy_audited_total", label, kind: Counter, help }
 }
 
+const fn refused(counter: &'static str, reason: &'static str) -> Row {
+    let help = "Connections and datagrams to addresses of load balancers that were refused.";
+    let label = Some(("reason", reason));
+    Row { counter, metric: "cproxy_received_refused_total", label, kind: Counter, help }
+}
+
 /// All of them. Rows of one metric follow each other.
-const ROWS: [Row; 47] = [
+const ROWS: [Row; 56] = [
     row(
         "forwarded",
         "cproxy_connections_total",
@@ -172,6 +185,45 @@ const ROWS: [Row; 47] = [
         "cproxy_policy_denied_sockets_total",
         Counter,
         "Sockets of protocols that cannot be policed, such as SCTP, that were denied.",
+    ),
+    row(
+        "received_ports",
+        "cproxy_received_ports",
+        Gauge,
+        "Ports of addresses of load balancers that the pod receives.",
+    ),
+    row(
+        "received_ports_leaving",
+        "cproxy_received_ports_leaving",
+        Gauge,
+        "Of these, ports that no Service wants any more and sockets still have.",
+    ),
+    row(
+        "received_failures",
+        "cproxy_received_failures_total",
+        Counter,
+        "Failures to change maps or routes of received addresses.",
+    ),
+    row(
+        "received_connections",
+        "cproxy_received_connections_total",
+        Counter,
+        "Connections to addresses of load balancers that were received.",
+    ),
+    row(
+        "received_datagrams",
+        "cproxy_received_datagrams_total",
+        Counter,
+        "Datagrams to addresses of load balancers that were received, but those of connected sockets.",
+    ),
+    refused("received_other_ports", "other-port"),
+    refused("received_no_listener", "no-listener"),
+    refused("received_other_sources", "other-client"),
+    row(
+        "received_listeners_lost",
+        "cproxy_received_listeners_lost_total",
+        Counter,
+        "Sockets that listen and cannot be chosen for received connections.",
     ),
 ];
 

@@ -19,6 +19,7 @@ mod kernel_maps;
 #[cfg(test)]
 #[cfg(has_programs)]
 mod layout;
+mod linked;
 mod load;
 mod map_spec;
 mod mapping;
@@ -32,6 +33,7 @@ mod probe;
 mod process_cgroup;
 mod program;
 mod reader;
+mod receive;
 mod resizable;
 mod service_counters;
 mod signals;
@@ -60,18 +62,22 @@ pub use hook_programs::{CGROUPS_MAX, HookPrograms, OtherProgram, hook_programs, 
 pub use hook_times::{HookTime, hook_times};
 pub use install::{AttachError, FirstMapsError, InstallError, attached, install};
 pub use kernel_maps::KernelMaps;
+pub use linked::{LinkedError, LinkedProgram};
 pub use load::{LoadError, Loaded, try_load};
 pub use memory_cgroup::leave_memory_cgroup;
 pub use object::{HAS_PROGRAMS, ProgramSet};
 pub use pins::{PinDir, PinError, PinLock, Removed};
 pub use policy::{
-    DeniedPeer, PolicyDecision, PolicyError, PolicyHooks, PolicyInForce, PolicyMaps, PolicyPins, PolicyProgram,
-    PolicyReader, PolicySettings, install_policy, other_lookup_programs,
+    DeniedPeer, PolicyDecision, PolicyError, PolicyHooks, PolicyInForce, PolicyMaps, PolicyPins, PolicyReader,
+    PolicySettings, install_policy, other_lookup_programs, policy_programs,
 };
 pub use probe::{Features, MAP_TYPES, MapType, has_errno_helper, has_hooks, has_map_type};
 pub use process_cgroup::ProcessCgroup;
 pub use program::Program;
 pub use reader::{KernelReader, Serving, SetCache};
+pub use receive::{
+    ListeningAt, ReceiveMaps, ReceivePins, forget_receive, install_receive, is_receiving, receive_counters,
+};
 pub use service_counters::{ServiceCounters, ServiceCounts};
 pub use socket_mark::SocketMark;
 pub use socket_states::SocketStates;

@@ -27,6 +27,7 @@ mod direct;
 mod error;
 mod filter;
 mod listing;
+mod local_ends;
 mod namespaces;
 mod older;
 mod owners;
@@ -46,6 +47,7 @@ pub use self::{
     direct::{DirectSocket, list_direct},
     error::{AbilityError, DiagError, OwnersError, SocketsError},
     listing::{BackendState, Listing, TranslatedSocket, list},
+    local_ends::{listening, local_ends_in_use},
     older::has_older_socket,
     places::{GoneOwners, MissingOwners, find_missing_owners},
     probe::{Abilities, probe},

@@ -22,6 +22,7 @@ mod policy_kills;
 mod policy_sockets;
 mod policy_starts;
 mod privileges;
+mod receive;
 mod refused;
 mod resolve_policy;
 mod room;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use aya::programs::loaded_programs;
-use cproxy_datapath::bpf::{PolicyProgram, Program};
+use cproxy_datapath::bpf::{Program, policy_programs};
 use cproxy_tests::{
     echo,
     manifest::{self, http_service},
@@ -503,7 +503,7 @@ fn programs_that_translate_are_the_same_with_a_policy_whose_own_stay_within_thei
     let _agent = pods.enforce();
     assert_eq!(translating(&pods), before);
     let dir = pods.sandbox.pin_dir().join("policy-v1");
-    let counts = PolicyProgram::all().map(|program| (program.link, program_of(&dir.join(program.link)).verified));
+    let counts = policy_programs().map(|program| (program.link, program_of(&dir.join(program.link)).verified));
     let counts: Vec<_> = counts.collect();
     eprintln!("verified instructions: {counts:?}");
     assert!(counts.iter().all(|(_, count)| (1..=BUDGET).contains(count)), "{counts:?}");
@@ -597,7 +597,7 @@ fn an_agent_that_starts_attaches_what_others_have_detached() {
     let _web = echo::tcp(&pods.sandbox, (WEB.v4, TCP), "web");
     agent.kill();
     let directory = pods.sandbox.pin_dir().join("policy-v1");
-    PolicyProgram::all().for_each(|program| detach(&directory.join(program.link)));
+    policy_programs().for_each(|program| detach(&directory.join(program.link)));
     assert_eq!(connects(OTHER.v4, TCP).unwrap(), "other", "nothing is enforced");
     let _agent = pods.enforce();
     assert_eq!(pods.other.run(|| kind(connects(WEB.v4, TCP))), REFUSED);

@@ -1,6 +1,6 @@
 //! The datapath by all system calls of applications: the matrix ([`cells`]), the state of one socket ([`flows`]),
-//! shared sockets ([`handles`]), other ways to connect ([`opening`]), network policy ([`policed`]), session affinity
-//! ([`affinity`]) and the evenness of the choice ([`balance`]).
+//! shared sockets ([`handles`]), other ways to connect ([`opening`]), network policy ([`policed`]), addresses of
+//! load balancers ([`received`]), session affinity ([`affinity`]) and the evenness of the choice ([`balance`]).
 //!
 //! Nothing here depends on timing: every wait ends with its event, and a wait without it is a failure.
 
@@ -27,3 +27,4 @@ mod flows;
 mod handles;
 mod opening;
 mod policed;
+mod received;

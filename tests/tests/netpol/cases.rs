@@ -1,4 +1,4 @@
-//! What became of the cases that cyclonus generates.
+//! Outcomes of the cases that cyclonus generates.
 
 use serde::Deserialize;
 
@@ -13,7 +13,7 @@ pub(crate) struct Case {
     /// Calls whose outcome was not that of cyclonus' matcher.
     #[serde(default)]
     pub(crate) differences: Vec<String>,
-    /// What kept it from its end.
+    /// Reason that kept it from its end.
     pub(crate) error: Option<String>,
 }
 

@@ -53,8 +53,7 @@ mod long {
         run_specs(Family::V6);
     }
 
-    /// What cyclonus calls differently is declared in `tests/policies/cases`: a pod's calls of itself, and SCTP, are not
-    /// compared.
+    /// Calls of a pod to itself, and SCTP, are not compared: `tests/policies/cases` declares these differences.
     #[test]
     fn the_cases_of_cyclonus_pass() {
         let sandbox = Sandbox::for_test();

@@ -25,6 +25,7 @@ const SECTIONS: [(&str, &[&str]); 6] = [
             "docs/network-policy.md",
             "docs/policy.md",
             "docs/policy-daemons.md",
+            "docs/receive.md",
             "docs/reliability.md",
             "docs/threat-model.md",
         ],

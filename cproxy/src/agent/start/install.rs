@@ -18,6 +18,7 @@ use crate::{
         own_sockets::socket_setup,
         policy::{Feed, FeedSender, PolicyTask, warn_of_leftover},
         readiness::Readiness,
+        receive::{self, ReceiveTask},
         reconciler::{Reconciler, Shared},
         source::{self, CheckedSource, SourceStatus},
         tasks::{
@@ -53,6 +54,8 @@ pub(in crate::agent) struct Installed {
     pub(super) source: StartedSource,
     /// Enforcement of the pod's policy, if it is on, and the way from its source.
     pub(super) policy: Option<(PolicyTask, Feed)>,
+    /// Traffic from outside, if it is received.
+    pub(super) receive: Option<ReceiveTask>,
     pub(super) mailbox: Mailbox,
     pub(super) messages: mpsc::Receiver<Message>,
     pub(super) addresses: AddressSource,
@@ -113,9 +116,15 @@ impl Checked {
         let mut early = EarlyEvents::new(Store::new(node.clone()), measures);
         let installed = install_in_child(&environment, &lock, config.counters.service_counters, None);
         early.receive(&mut source.events, installed).await?;
-        match feed {
-            Some(_) => load_policy_in_child(&environment, &lock, None).await?,
-            None => warn_of_leftover(lock.pins()),
+        let receives = !config.receive.receive.is_empty();
+        if receives || feed.is_some() {
+            load_policy_in_child(&environment, &lock, None, receives).await?;
+        }
+        if feed.is_none() {
+            warn_of_leftover(lock.pins());
+        }
+        if !receives {
+            receive::forget(lock.pins(), &environment.cgroup, feed.is_some())?;
         }
         source.early = early.rest;
         report_scope(&environment, &run_dir)?;
@@ -146,6 +155,10 @@ impl Checked {
         if let Some((policy, feed)) = &policy {
             reconciler.follow_policy(policy.handle(feed.contact()))?;
         }
+        let receive = receives.then(|| ReceiveTask::open(lock.pins(), own.clone())).transpose()?;
+        if let Some(receive) = &receive {
+            reconciler.follow_receive(receive.handle(), config.receive.receive.clone());
+        }
         reconciler.configure(&settings)?;
         reconciler.set_own_addresses(own)?;
         reconciler.reseed()?;
@@ -166,6 +179,7 @@ impl Checked {
             reconciler,
             source,
             policy,
+            receive,
             mailbox,
             messages,
             addresses,

@@ -12,6 +12,7 @@ use super::install::{Installed, StartedSource};
 use crate::{
     agent::{
         error::AgentError,
+        receive::ReceiveTask,
         reconciler::{Reconciler, Shared},
         tasks::{
             health::{self, HealthChecker},
@@ -63,6 +64,10 @@ impl Installed {
             }
             tasks.keep("policy", policy.run(feed));
         }
+        let receive_state = self.receive.as_ref().map(ReceiveTask::state);
+        if let Some(receive) = self.receive {
+            tasks.keep("received addresses", receive.run());
+        }
         let pins = lock.pins();
         let Shared { retired_queue, socket_gauges, place_watch, health } = reconciler.shared();
         let health = health.clone();
@@ -92,6 +97,7 @@ impl Installed {
             cgroup: config.cgroup.cgroup.clone(),
             service_counters: config.counters.service_counters,
             policy: policy_orders,
+            receive: receive_state,
             run_dir: config.run.run_dir.clone(),
             lock,
             tasks: tasks.clone(),

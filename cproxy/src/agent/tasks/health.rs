@@ -39,6 +39,7 @@ use crate::{
     agent::{
         install::{install_in_child, load_policy_in_child},
         policy::{self, PolicyOrder},
+        receive::{self, ReceiveState},
     },
     canary,
     config::ServiceCounting,
@@ -132,6 +133,8 @@ pub(in crate::agent) struct HealthChecker {
     pub(in crate::agent) service_counters: ServiceCounting,
     /// Way to the task that enforces the pod's network policy, if the agent does.
     pub(in crate::agent) policy: Option<mpsc::Sender<PolicyOrder>>,
+    /// State of the task that receives for load balancers, if it runs.
+    pub(in crate::agent) receive: Option<Arc<ReceiveState>>,
     pub(in crate::agent) run_dir: PathBuf,
     /// Lock of the pin directory, until the agent ends.
     pub(in crate::agent) lock: PinLock,
@@ -267,6 +270,7 @@ impl HealthChecker {
         }
         differences.extend(of_links.iter().map(ToString::to_string));
         differences.extend(policy::detached(self.lock.pins(), &self.environment.cgroup, self.policy.is_some()));
+        differences.extend(self.receive.as_ref().and_then(|_| receive::detached(self.lock.pins())));
         if let Some(better) = self.better_cgroup(attachments) {
             differences.push(format!(
                 "{} is not the cgroup of the workload any more, which is {}",
@@ -297,9 +301,14 @@ impl HealthChecker {
         let broker = self.broker.clone();
         let installed = install_in_child(&self.environment, &self.lock, self.service_counters, broker.clone()).await;
         installed.map_err(|error| error.to_string())?;
-        if let Some(orders) = self.policy.as_ref().filter(|_| !policy::is_pinned(self.lock.pins())) {
-            let loaded = load_policy_in_child(&self.environment, &self.lock, broker).await;
-            loaded.map_err(|error| error.to_string())?;
+        let lost_policy = self.policy.as_ref().filter(|_| !policy::is_pinned(self.lock.pins()));
+        let lost_receive = self.receive.as_ref().filter(|_| receive::detached(self.lock.pins()).is_some());
+        if lost_policy.is_some() || lost_receive.is_some() {
+            let loaded = load_policy_in_child(&self.environment, &self.lock, broker.clone(), self.receive.is_some());
+            loaded.await.map_err(|error| error.to_string())?;
+            lost_receive.inspect(|state| state.reopen());
+        }
+        if let Some(orders) = lost_policy {
             return policy::reopen(orders).await;
         }
         let attached = policy::repair(self.lock.pins(), &self.environment.cgroup, broker).await;

@@ -28,16 +28,18 @@ pub(super) fn policy(pins: &PinDir, cgroup: Option<&Path>, run_dir: &Path) -> Ve
         Ok(state) => state,
         Err(error) => return vec![required("policy", missing(error))],
     };
-    let mut all = vec![required("policy", in_force(&state, run_dir))];
     let Directions { ingress, egress } = state.directions;
     if !ingress && !egress {
-        return all;
+        // The maps are there without a policy where addresses are received.
+        let enforces = !matches!(fetch_policy(run_dir), Ok(None));
+        return enforces.then(|| required("policy", in_force(&state, run_dir))).into_iter().collect();
     }
+    let mut all = vec![required("policy", in_force(&state, run_dir))];
     if bpf::netns_cookie().ok() != Some(state.netns_cookie) {
         all.push(optional("policy_netns", unknown("run it in the pod's network namespace to see more")));
         return all;
     }
-    all.push(required("policy_programs", attached(&own, cgroup, state.directions)));
+    all.push(required("policy_programs", attached(pins, cgroup, state.directions)));
     if ingress {
         all.push(optional("policy_other_programs", others(&own)));
     }
@@ -65,7 +67,7 @@ fn in_force(state: &PolicyInForce, run_dir: &Path) -> CheckResult {
     }
 }
 
-fn attached(pins: &PolicyPins, cgroup: Option<&Path>, directions: Directions) -> CheckResult {
+fn attached(pins: &PinDir, cgroup: Option<&Path>, directions: Directions) -> CheckResult {
     let Some(cgroup) = cgroup else { return unknown("cgroup2 is not mounted") };
     match PolicyHooks::open(pins, cgroup, Path::new(OWN_NETNS)).and_then(|hooks| hooks.are_attached(directions)) {
         Ok(true) => ok("attached"),

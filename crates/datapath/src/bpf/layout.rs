@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fmt::Write};
 
 use aya_obj::{Map, Object};
-use cproxy_ebpf::{LAYOUT_VERSION, layout, policy::POLICY_LAYOUT_VERSION};
+use cproxy_ebpf::{LAYOUT_VERSION, layout, policy::POLICY_LAYOUT_VERSION, receive::RECEIVE_LAYOUT_VERSION};
 
 use super::object::ProgramSet;
 
@@ -48,4 +48,16 @@ fn the_layout_of_network_policy_belongs_to_its_version() {
     let message =
         "the layout of network policy has changed: raise POLICY_LAYOUT_VERSION and write its fingerprint here";
     assert_eq!(found, (1, 0x3fb0_08ba_b38b_5260), "{message}; the layout is now\n{text}");
+}
+
+#[test]
+fn the_layout_of_received_addresses_belongs_to_its_version() {
+    let of_others = ["OWN_ADDRESSES", "SOCKETS"];
+    let mut text = text_of(layout::receive::describe, ProgramSet::Receive, &of_others);
+    let is_of_policy = |line: &&str| !line.starts_with("map POLICY_");
+    text = text.lines().filter(is_of_policy).map(|line| format!("{line}\n")).collect();
+    let found = (RECEIVE_LAYOUT_VERSION, fingerprint(&text));
+    let message =
+        "the layout of received addresses has changed: raise RECEIVE_LAYOUT_VERSION and write its fingerprint here";
+    assert_eq!(found, (1, 0xf1b9_5696_46a7_00e9), "{message}; the layout is now\n{text}");
 }

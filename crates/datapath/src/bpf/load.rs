@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use aya::{
     Ebpf, EbpfError, EbpfLoader, VerifierLogLevel,
     maps::Map,
-    programs::{CgroupSock, CgroupSockAddr, Program as Loadable, ProgramError, ProgramInfo},
+    programs::{CgroupSock, CgroupSockAddr, Program as Loadable, ProgramError},
 };
 
 use super::{
@@ -15,6 +15,7 @@ use super::{
     probe::Features,
     program::Program,
     signals::SignalsBlocked,
+    syscalls::program_info,
 };
 
 /// Constant in the programs: 1, the default, if they may call `bpf_set_retval`; else 0.
@@ -48,12 +49,12 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    fn refused(program: Program, error: &ProgramError) -> Self {
+    pub(super) fn refused(program: &'static str, error: &ProgramError) -> Self {
         let (reason, verifier_log) = match error {
             ProgramError::LoadError { io_error, verifier_log } => (io_error.to_string(), verifier_log.to_string()),
             other => (root_cause(other), String::new()),
         };
-        Self::Refused { program: program.name, reason, verifier_log }
+        Self::Refused { program, reason, verifier_log }
     }
 }
 
@@ -91,10 +92,27 @@ pub(super) fn load_object(loader: &mut EbpfLoader<'_>, set: ProgramSet) -> Resul
 
 /// Has the kernel verify a program. Returns its verified instruction count, 0 where the kernel does not tell.
 pub(super) fn load_program(object: &mut Ebpf, program: Program) -> Result<u32, LoadError> {
-    let mut loaded = find_program(object, program)?;
-    loaded.load().map_err(|error| LoadError::refused(program, &error))?;
-    let info = loaded.info().map_err(|error| LoadError::refused(program, &error))?;
-    Ok(info.verified_instruction_count().unwrap_or(0))
+    load_named(object, program.name)
+}
+
+/// The same for the program of this name.
+pub(super) fn load_named(object: &mut Ebpf, name: &'static str) -> Result<u32, LoadError> {
+    let found = object.program_mut(name).ok_or(LoadError::Missing(name))?;
+    let loaded = match found {
+        Loadable::CgroupSockAddr(found) => found.load(),
+        Loadable::CgroupSock(found) => found.load(),
+        Loadable::SkLookup(found) => found.load(),
+        Loadable::SockOps(found) => found.load(),
+        _ => return Err(LoadError::Missing(name)),
+    };
+    loaded.map_err(|error| LoadError::refused(name, &error))?;
+    let fd = found.fd().map_err(|error| LoadError::refused(name, &error))?;
+    let info = program_info(fd.as_fd()).map_err(|error| LoadError::Refused {
+        program: name,
+        reason: error.to_string(),
+        verifier_log: String::new(),
+    });
+    info.map(|info| info.verified_insns)
 }
 
 /// A program of the object.
@@ -120,20 +138,6 @@ pub(super) enum LoadedProgram<'o> {
 }
 
 impl LoadedProgram<'_> {
-    fn load(&mut self) -> Result<(), ProgramError> {
-        match self {
-            Self::Address(program) => program.load(),
-            Self::Socket(program) => program.load(),
-        }
-    }
-
-    fn info(&self) -> Result<ProgramInfo, ProgramError> {
-        match self {
-            Self::Address(program) => program.info(),
-            Self::Socket(program) => program.info(),
-        }
-    }
-
     pub(super) fn fd(&self) -> Result<BorrowedFd<'_>, ProgramError> {
         let fd = match self {
             Self::Address(program) => program.fd(),

@@ -15,6 +15,8 @@ pub enum ProgramSet {
     Tracing,
     /// Programs of network policy, which run behind the others.
     Policy,
+    /// Programs for the addresses of load balancers, with that of policy that looks sockets up.
+    Receive,
 }
 
 impl ProgramSet {
@@ -28,6 +30,7 @@ impl ProgramSet {
             Self::Plain => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-programs")),
             Self::Tracing => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-tracing-programs")),
             Self::Policy => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-policy-programs")),
+            Self::Receive => include_bytes!(concat!(env!("OUT_DIR"), "/cproxy-receive-programs")),
         }
     }
 
@@ -39,6 +42,7 @@ impl ProgramSet {
             Self::Plain => Vec::new(),
             Self::Tracing => Self::Plain.object()?,
             Self::Policy => Self::Tracing.object()?,
+            Self::Receive => Self::Policy.object()?,
         };
         let (length, packed) = self.packed().split_first_chunk()?;
         let length = u32::from_le_bytes(*length) as usize;
@@ -57,7 +61,7 @@ mod tests {
 
     #[test]
     fn each_packed_object_is_a_small_part_of_an_elf_file() {
-        for set in [ProgramSet::Plain, ProgramSet::Tracing, ProgramSet::Policy] {
+        for set in [ProgramSet::Plain, ProgramSet::Tracing, ProgramSet::Policy, ProgramSet::Receive] {
             let (object, packed) = (set.object().unwrap(), set.packed());
             assert!(object.starts_with(b"\x7fELF"));
             assert!(packed.len() < object.len() / 4, "{set:?}: {} of {}", packed.len(), object.len());

@@ -14,13 +14,17 @@ mod names;
 mod program;
 mod reader;
 
-pub(super) use self::events::send_events;
 pub use self::{
     directory::PolicyPins,
     error::PolicyError,
     hooks::{PolicyHooks, other_lookup_programs},
     install::install_policy,
     maps::{PolicyMaps, PolicySettings},
-    program::PolicyProgram,
+    program::policy_programs,
     reader::{DeniedPeer, PolicyDecision, PolicyInForce, PolicyReader},
+};
+pub(super) use self::{
+    events::send_events,
+    install::{loader_of_policy, lru_entries},
+    program::LOOKUP,
 };

@@ -99,6 +99,6 @@ impl<'m> SocketLists<'m> {
 }
 
 /// Whether the kernel has no such list.
-fn is_unable(error: Errno) -> bool {
+pub(super) fn is_unable(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::OPNOTSUPP | Errno::PROTONOSUPPORT | Errno::AFNOSUPPORT)
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use super::{directory::PolicyPins, error::PolicyError, names::EVENTS};
 use crate::bpf::{
     error::{TableError, root_cause},
+    linked::LinkedError,
     open::{Access, open_map},
     pins::PinDir,
     syscalls::{remove_inner_map, set_inner_map},
@@ -23,5 +24,5 @@ pub(in crate::bpf) fn send_events(pins: &PinDir, ring: Option<BorrowedFd<'_>>) -
         Some(ring) => set_inner_map(map.fd().as_fd(), 0, ring),
         None => remove_inner_map(map.fd().as_fd(), 0),
     };
-    written.map_err(|error| PolicyError::Io(path, error))
+    Ok(written.map_err(|error| LinkedError::Io(path, error))?)
 }

@@ -21,6 +21,7 @@ use super::{
 };
 use crate::bpf::{
     error::{TableError, root_cause},
+    linked::LinkedError,
     map_spec::MapShape,
     mapping::Mapping,
     open::{Access, open_map},
@@ -99,7 +100,7 @@ impl PolicyMaps {
     pub fn has_policy(&self) -> Result<bool, PolicyError> {
         let number = self.word()?.generation();
         let [(path, peers), ..] = &self.outer;
-        let id = inner_map_id(peers.fd().as_fd(), number).map_err(|error| PolicyError::Io(path.clone(), error))?;
+        let id = inner_map_id(peers.fd().as_fd(), number).map_err(|error| LinkedError::Io(path.clone(), error))?;
         Ok(id.is_some())
     }
 
@@ -162,7 +163,7 @@ impl PolicyMaps {
         let places: Vec<_> =
             self.outer.iter().zip(&made).map(|((path, outer), fd)| (path, outer.fd().as_fd(), fd)).collect();
         let placed = together(&places, |(path, outer, fd)| {
-            set_inner_map(outer, number, fd.as_fd()).map_err(|error| PolicyError::Io(path.clone(), error))
+            set_inner_map(outer, number, fd.as_fd()).map_err(|error| LinkedError::Io(path.clone(), error))
         });
         placed.into_iter().collect::<Result<(), _>>()?;
         let mut maps = made.into_iter().zip(shapes).map(|(fd, (name, _))| {

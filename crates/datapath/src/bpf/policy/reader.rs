@@ -19,6 +19,7 @@ use super::{
 };
 use crate::bpf::{
     error::{TableError, root_cause},
+    linked::LinkedError,
     open::{Access, open_map},
     syscalls::{array_elements, inner_map_id},
 };
@@ -96,7 +97,7 @@ impl PolicyReader {
     pub fn state(&self) -> Result<PolicyInForce, PolicyError> {
         let map = self.open(STATE)?;
         let states = array_elements::<State>(map.fd().as_fd(), 0, 1);
-        let states = states.map_err(|error| PolicyError::Io(self.pins.object(STATE), error))?;
+        let states = states.map_err(|error| LinkedError::Io(self.pins.object(STATE), error))?;
         let state = states.first().ok_or_else(|| TableError::OutOfRange(STATE.to_owned()))?;
         let word = StateWord(state.word);
         let exempt: &[_; EXEMPT_CGROUPS_MAX] = &state.exempt_cgroups;
@@ -129,7 +130,7 @@ impl PolicyReader {
         let (first, length) = runs.run(if direction == Direction::Egress { EGRESS } else { 0 });
         let map = self.open_inner(INTERVALS, state.generation)?;
         let intervals = array_elements::<u64>(map.fd().as_fd(), first, length);
-        let intervals = intervals.map_err(|error| PolicyError::Io(self.pins.object(INTERVALS), error))?;
+        let intervals = intervals.map_err(|error| LinkedError::Io(self.pins.object(INTERVALS), error))?;
         let number = protocol_number(protocol);
         let found = intervals.into_iter().map(IntervalWord).find(|word| word.contains(number, port));
         Ok(found.map_or(PolicyDecision { is_allowed: false, rule: None }, |word| PolicyDecision {
@@ -162,7 +163,7 @@ impl PolicyReader {
         let outer = self.open(name)?;
         let id = inner_map_id(outer.fd().as_fd(), generation);
         let id = id.and_then(|id| id.ok_or_else(|| io::ErrorKind::NotFound.into()));
-        let id = id.map_err(|error| PolicyError::Io(self.pins.object(name), error))?;
+        let id = id.map_err(|error| LinkedError::Io(self.pins.object(name), error))?;
         MapData::from_id(id).map_err(|error| TableError::Read(name, error).into())
     }
 

@@ -1,0 +1,85 @@
+//! `listen()`: the TCP sockets that may be chosen for a connection to a received address.
+//!
+//! A socket on a loopback address stays out, so that it stays unreachable from outside. The kernel removes sockets that
+//! are closed.
+
+use core::ptr::addr_of;
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{BPF_NOEXIST, BPF_SOCK_OPS_TCP_LISTEN_CB, bpf_sock_ops},
+    helpers::generated::bpf_get_netns_cookie,
+    macros::sock_ops,
+    programs::SockOpsContext,
+};
+use cproxy_ebpf::{
+    V4_MAPPED_WORD,
+    receive::{LISTENER_SLOTS, ListenerKey, ReceiveCounter},
+    v4_mapped,
+};
+
+use crate::receive_maps::{LISTENERS, count};
+
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
+
+/// The kernel reads no answer to `listen()`.
+const ANSWER: u32 = 1;
+
+/// `-EEXIST`.
+const IN_USE: i32 = -17;
+
+#[sock_ops]
+fn cproxy_receive_so(ctx: SockOpsContext) -> u32 {
+    if ctx.op() != BPF_SOCK_OPS_TCP_LISTEN_CB {
+        return ANSWER;
+    }
+    let address = match (ctx.family(), local_addresses(ctx.ops)) {
+        (AF_INET, (v4, _)) => v4_mapped(v4),
+        (AF_INET6, (_, v6)) => v6,
+        _ => return ANSWER,
+    };
+    if is_loopback(&address) {
+        return ANSWER;
+    }
+    // SAFETY: a helper that takes the context.
+    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    let mut key = ListenerKey { netns_cookie, address, port: ctx.local_port() as u16, slot: 0, padding: 0 };
+    for slot in 0..LISTENER_SLOTS {
+        key.slot = slot;
+        // SAFETY: the context is alive; the kernel alone looks behind the pointer.
+        match LISTENERS.update(&mut key, unsafe { &mut *ctx.ops }, BPF_NOEXIST.into()) {
+            Err(IN_USE) => {}
+            Ok(()) => return ANSWER,
+            Err(_) => {
+                count(ReceiveCounter::ListenersLost);
+                return ANSWER;
+            }
+        }
+    }
+    // Of a group with more sockets than slots, others are there.
+    ANSWER
+}
+
+/// The socket's address as one of each family, of which one counts. Both are read: the verifier wants each read from
+/// the context itself.
+#[inline(always)]
+fn local_addresses(ops: *mut bpf_sock_ops) -> (u32, [u32; 4]) {
+    // SAFETY: the verifier checks every access to the context.
+    let v4 = unsafe { addr_of!((*ops).local_ip4).read_volatile() };
+    let mut v6 = [0; 4];
+    for (word, value) in v6.iter_mut().enumerate() {
+        // SAFETY: as above.
+        *value = unsafe { addr_of!((*ops).local_ip6[word]).read_volatile() };
+    }
+    (v4, v6)
+}
+
+#[inline(always)]
+fn is_loopback(address: &[u32; 4]) -> bool {
+    let [a, b, c, d] = *address;
+    if a | b == 0 && c == V4_MAPPED_WORD {
+        return d & u32::from_ne_bytes([255, 0, 0, 0]) == u32::from_ne_bytes([127, 0, 0, 0]);
+    }
+    a | b | c == 0 && d == 1u32.to_be()
+}

@@ -1,0 +1,340 @@
+//! Connections and datagrams to the addresses of load balancers: from the objects into maps and routes. One task owns
+//! both.
+//!
+//! What is no longer wanted stays as long as a socket has that address and port. What an earlier agent has left stays
+//! until the objects are known.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cproxy_core::{
+    Address, Backend, Family, Frontend, ReceiveOp, ReceiveTable, ReceivedPort, ReceivedPorts, sorted_set,
+};
+use cproxy_datapath::{
+    bpf::{self, ListeningAt, PinDir, PolicyError, ReceiveMaps, ReceivePins, TableError},
+    sockets,
+};
+use cproxy_network::{LocalRoutes, NetworkChanges};
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    task::spawn_blocking,
+    time::{Instant, sleep_until},
+};
+
+use super::policy::OWN_NETNS;
+use crate::report::{Listener, ReceivedRow};
+
+/// Time between two looks for sockets at addresses and ports that are no longer wanted.
+const LEAVING_INTERVAL: Duration = Duration::from_secs(10);
+/// Time from a step that failed to the next attempt.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Questions for a report that wait, at most.
+const REPORTS_WAITING_MAX: usize = 4;
+
+/// All addresses of IPv4, and all.
+const ANY: [Address; 2] =
+    [Address::from_octets([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0]), Address::from_octets([0; 16])];
+
+/// Failure to begin to receive.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveStartError {
+    /// A map cannot be used.
+    #[error("--receive: {0}")]
+    Maps(#[from] TableError),
+    /// The kernel does not show or change routes.
+    #[error("--receive: local routes cannot be changed: {0}")]
+    Routes(io::Error),
+    /// Network namespaces cannot be told apart.
+    #[error("--receive: the kernel does not tell network namespaces apart (Linux 5.14 does): {0}")]
+    Netns(io::Error),
+    /// Leftovers of an earlier agent cannot be removed.
+    #[error("addresses that an earlier cproxy has received: {0}")]
+    Leftover(#[from] PolicyError),
+}
+
+/// Channel for a report.
+type ReportSender = oneshot::Sender<Option<Vec<ReceivedRow>>>;
+
+/// Task that owns maps and routes.
+pub(super) struct ReceiveTask {
+    pins: ReceivePins,
+    maps: ReceiveMaps,
+    routes: LocalRoutes,
+    /// Addresses of the VM at the start, and the cookie of its network namespace, for reports.
+    own: Vec<Address>,
+    netns_cookie: u64,
+    /// Content of both.
+    table: ReceiveTable,
+    /// Ports that the objects want; `None` until these are known.
+    wanted: (watch::Sender<Option<ReceivedPorts>>, watch::Receiver<Option<ReceivedPorts>>),
+    /// Ports that are no longer wanted, and have sockets.
+    in_use: BTreeSet<Frontend>,
+    reports: (mpsc::Sender<ReportSender>, mpsc::Receiver<ReportSender>),
+    /// Last failure, for the log.
+    failure: Option<String>,
+    state: Arc<ReceiveState>,
+}
+
+/// Numbers of what is received, and the order to use other maps.
+#[derive(Debug, Default)]
+pub(super) struct ReceiveState {
+    ports: AtomicU64,
+    leaving: AtomicU64,
+    failures: AtomicU64,
+    reopened: Notify,
+}
+
+/// Way to the task.
+pub(super) struct ReceiveHandle {
+    wanted: watch::Sender<Option<ReceivedPorts>>,
+    reports: mpsc::Sender<ReportSender>,
+    state: Arc<ReceiveState>,
+}
+
+impl ReceiveState {
+    /// Has the task use the maps that are pinned now.
+    pub(super) fn reopen(&self) {
+        self.reopened.notify_one();
+    }
+}
+
+impl ReceiveHandle {
+    /// Has the task receive this, and nothing else.
+    pub(super) fn want(&self, received: ReceivedPorts) {
+        self.wanted.send_replace(Some(received));
+    }
+
+    /// Has the task send a report. Without room for the question, its sender is dropped.
+    pub(super) fn report(&self, sender: ReportSender) {
+        self.reports.try_send(sender).ok();
+    }
+
+    /// Names and values, as `cproxy get counters` prints them.
+    pub(super) fn gauges(&self) -> [(&'static str, u64); 3] {
+        let ReceiveState { ports, leaving, failures, .. } = &*self.state;
+        let read = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+        [
+            ("received_ports", read(ports)),
+            ("received_ports_leaving", read(leaving)),
+            ("received_failures", read(failures)),
+        ]
+    }
+}
+
+impl ReceiveTask {
+    /// Takes over maps and routes.
+    pub(super) fn open(pins: &PinDir, own: Vec<Address>) -> Result<Self, ReceiveStartError> {
+        let pins = ReceivePins::new(pins);
+        let maps = ReceiveMaps::open(&pins, true)?;
+        let mut table = maps.read()?;
+        let mut routes = LocalRoutes::open().map_err(ReceiveStartError::Routes)?;
+        table.routes = listed(&mut routes).map_err(ReceiveStartError::Routes)?;
+        Ok(Self {
+            pins,
+            maps,
+            routes,
+            own,
+            netns_cookie: bpf::netns_cookie().map_err(ReceiveStartError::Netns)?,
+            table,
+            wanted: watch::channel(None),
+            in_use: BTreeSet::new(),
+            reports: mpsc::channel(REPORTS_WAITING_MAX),
+            failure: None,
+            state: Arc::default(),
+        })
+    }
+
+    /// Way to the task.
+    pub(super) fn handle(&self) -> ReceiveHandle {
+        let (wanted, reports) = (self.wanted.0.clone(), self.reports.0.clone());
+        ReceiveHandle { wanted, reports, state: self.state.clone() }
+    }
+
+    /// State that is shared with the task that checks programs and pins.
+    pub(super) fn state(&self) -> Arc<ReceiveState> {
+        self.state.clone()
+    }
+
+    /// Runs for ever.
+    pub(super) async fn run(mut self) {
+        let changes = NetworkChanges::open();
+        let changes = changes.inspect_err(|error| tracing::warn!("changes of routes cannot be seen: {error}")).ok();
+        let mut next = None;
+        loop {
+            tokio::select! {
+                changed = self.wanted.1.changed() => {
+                    // The task itself has a sender.
+                    changed.ok();
+                }
+                () = network_changed(changes.as_ref()) => match listed(&mut self.routes) {
+                    Ok(routes) if routes == self.table.routes => continue,
+                    Ok(routes) => self.table.routes = routes,
+                    Err(error) => self.record_failure(format!("routes cannot be read: {error}")),
+                },
+                Some(sender) = self.reports.1.recv() => {
+                    sender.send(Some(self.report().await)).ok();
+                    continue;
+                }
+                () = self.state.reopened.notified() => if let Err(error) = self.reopen() {
+                    self.record_failure(error.to_string());
+                },
+                () = at(next) => {}
+            }
+            next = self.bring_about().await;
+        }
+    }
+
+    /// Takes the steps to what is wanted. Returns when to look again, if something is to be waited for.
+    async fn bring_about(&mut self) -> Option<Instant> {
+        let wanted = self.wanted.1.borrow_and_update().clone()?;
+        let is_left = |port: &&ReceivedPort| wanted.get(&port.frontend).is_none();
+        let leaving: Vec<_> = self.table.ports.iter().filter(is_left).map(|port| port.frontend).collect();
+        let mut next = None;
+        self.in_use.clear();
+        if !leaving.is_empty() {
+            self.in_use = self.look_for_sockets(leaving).await;
+            next = (!self.in_use.is_empty()).then(|| Instant::now() + LEAVING_INTERVAL);
+        }
+        let mut failure = None;
+        for op in self.table.plan(&wanted, |frontend| self.in_use.contains(frontend)) {
+            match self.take_step(op) {
+                Ok(()) => self.table.record(op),
+                Err(error) => failure = Some(error),
+            }
+        }
+        self.state.ports.store(self.table.ports.len() as u64, Ordering::Relaxed);
+        self.state.leaving.store(self.in_use.len() as u64, Ordering::Relaxed);
+        let Some(failure) = failure else {
+            self.failure = None;
+            return next;
+        };
+        self.record_failure(failure);
+        Some(Instant::now() + RETRY_INTERVAL)
+    }
+
+    /// Those that sockets still have. If the kernel does not tell, all count as in use.
+    async fn look_for_sockets(&mut self, leaving: Vec<Frontend>) -> BTreeSet<Frontend> {
+        let ends = leaving.clone();
+        let found = spawn_blocking(move || sockets::local_ends_in_use(&ends)).await;
+        let found = found.map_err(|error| error.to_string()).and_then(|found| found.map_err(|error| error.to_string()));
+        found.unwrap_or_else(|error| {
+            self.record_failure(format!("sockets cannot be listed: {error}"));
+            sorted_set(leaving)
+        })
+    }
+
+    fn take_step(&mut self, op: ReceiveOp) -> Result<(), String> {
+        let route_failed = |address: Address| move |error| format!("the local route of {address}: {error}");
+        match op {
+            ReceiveOp::AddRoute(address) => self.routes.add(address.into()).map_err(route_failed(address)),
+            ReceiveOp::RemoveRoute(address) => self.routes.remove(address.into()).map_err(route_failed(address)),
+            of_map => self.maps.apply(of_map).map_err(|error| error.to_string()),
+        }
+    }
+
+    fn record_failure(&mut self, failure: String) {
+        self.state.failures.fetch_add(1, Ordering::Relaxed);
+        if self.failure.as_ref() != Some(&failure) {
+            tracing::error!(name: "receive_failed", "{failure}; tried again in {RETRY_INTERVAL:?}");
+            self.failure = Some(failure);
+        }
+    }
+
+    /// Uses the maps that are pinned now.
+    fn reopen(&mut self) -> Result<(), TableError> {
+        self.maps = ReceiveMaps::open(&self.pins, true)?;
+        self.table = ReceiveTable { routes: self.table.routes.clone(), ..self.maps.read()? };
+        Ok(())
+    }
+
+    async fn report(&self) -> Vec<ReceivedRow> {
+        let listening = spawn_blocking(sockets::listening).await.ok().and_then(Result::ok);
+        let chosen = self.maps.listening().unwrap_or_default();
+        let wanted = self.wanted.1.borrow();
+        let row = |frontend: &Frontend| {
+            let port = self.table.ports.iter().find(|port| port.frontend == *frontend)?.port;
+            let received = wanted.as_ref().and_then(|wanted| wanted.get(frontend));
+            let listener = listening.as_ref().map(|all| self.listener(frontend, port, all, &chosen));
+            Some(ReceivedRow::new(frontend, port, received, listener))
+        };
+        let frontends = sorted_set(self.table.ports.iter().map(|port| port.frontend));
+        frontends.iter().filter_map(row).collect()
+    }
+
+    /// Socket that listens for a port of the pod.
+    fn listener(&self, of: &Frontend, port: u16, all: &[Backend], chosen: &[ListeningAt]) -> Listener {
+        let is_own = |address: Address| self.own.contains(&address);
+        // An IPv6 socket on all addresses may take IPv4, too.
+        let is_any = |address: Address| address == ANY[1] || of.address.family() == Family::V4 && address == ANY[0];
+        let at_port: Vec<_> = all.iter().filter(|end| end.port == port).map(|end| end.address).collect();
+        let is_chosen = |one: &ListeningAt| {
+            one.netns_cookie == self.netns_cookie && one.port == port && (is_own(one.address) || is_any(one.address))
+        };
+        if chosen.iter().any(is_chosen) || of.port == port && at_port.iter().any(|address| is_any(*address)) {
+            return Listener::Yes;
+        }
+        match at_port.as_slice() {
+            [] => Listener::No,
+            addresses if addresses.iter().any(|address| is_own(*address) || is_any(*address)) => Listener::TooOld,
+            _ => Listener::Loopback,
+        }
+    }
+}
+
+/// Missing part of the programs for received addresses, as words; `None`: none is missing.
+pub(super) fn detached(pins: &PinDir) -> Option<String> {
+    match bpf::is_receiving(pins) {
+        Ok(true) => None,
+        Ok(false) => Some("a program for received addresses was detached, or its pin removed".to_owned()),
+        Err(error) => Some(format!("the programs for received addresses: {error}")),
+    }
+}
+
+/// Addresses that have a route of ours.
+fn listed(routes: &mut LocalRoutes) -> io::Result<BTreeSet<Address>> {
+    Ok(sorted_set(routes.list()?.into_iter().map(Address::from)))
+}
+
+/// Removes what an earlier agent has left that has received.
+///
+/// # Errors
+/// A pin, a link or a route cannot be removed.
+pub(super) fn forget(pins: &PinDir, cgroup: &Path, has_policy: bool) -> Result<(), ReceiveStartError> {
+    if !ReceivePins::new(pins).exist() {
+        return Ok(());
+    }
+    remove_routes().map_err(ReceiveStartError::Routes)?;
+    Ok(bpf::forget_receive(pins, cgroup, Path::new(OWN_NETNS), has_policy)?)
+}
+
+/// Removes the routes of all received addresses.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn remove_routes() -> io::Result<()> {
+    let mut routes = LocalRoutes::open()?;
+    routes.list()?.into_iter().try_for_each(|address: IpAddr| routes.remove(address))
+}
+
+async fn network_changed(changes: Option<&NetworkChanges>) {
+    match changes {
+        Some(changes) if changes.wait().await.is_ok() => {}
+        _ => std::future::pending().await,
+    }
+}
+
+async fn at(next: Option<Instant>) {
+    match next {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
