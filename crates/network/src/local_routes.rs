@@ -1,5 +1,5 @@
 //! Local routes of addresses that the machine receives though no device has them (`ip route add local ADDRESS dev lo
-//! proto 98`): it takes packets to them, and answers no question of neighbours about them.
+//! proto 98`): it takes packets to them.
 //!
 //! The protocol is this program's mark on its routes. Routes of others are neither shown nor removed.
 

@@ -26,11 +26,35 @@ pub(super) fn receive(pins: &PinDir, run_dir: &Path) -> Vec<Requirement> {
         required("receive_routes", routes(&own)),
         optional("receive_listeners", listeners(run_dir)),
         optional("receive_rp_filter", rp_filter()),
+        optional("receive_arp", arp()),
         optional(
             "receive_source_check",
             unknown("whether the network lets packets leave from a balancer's address cannot be seen from here"),
         ),
     ]
+}
+
+/// Where the balancer is on the same network segment, it must be alone in answering questions about its address.
+fn arp() -> CheckResult {
+    match interfaces_with("arp_ignore", "0").as_slice() {
+        [] => ok("no interface answers ARP requests about addresses of load balancers"),
+        answering => degraded(format!(
+            "{} answers ARP requests about addresses of load balancers: set net.ipv4.conf.all.arp_ignore=1 if a balancer \
+             is on the same segment",
+            some_of(answering)
+        )),
+    }
+}
+
+/// Interfaces whose setting has a value. The larger one counts of theirs and that for all
+/// (Documentation/networking/ip-sysctl.rst).
+fn interfaces_with(setting: &str, value: &str) -> Vec<String> {
+    let read = |name: &str| fs::read_to_string(format!("{INTERFACES}/{name}/{setting}")).unwrap_or_default();
+    let of_all = read("all");
+    let entries = fs::read_dir(INTERFACES).into_iter().flatten().filter_map(Result::ok);
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names = names.filter(|name| !["all", "default", "lo"].contains(&name.as_str()));
+    names.filter(|name| of_all.trim().max(read(name).trim()) == value).collect()
 }
 
 fn programs(pins: &PinDir) -> CheckResult {
@@ -75,16 +99,10 @@ fn listeners(run_dir: &Path) -> CheckResult {
     }
 }
 
-/// With a strict filter, packets of clients whose route leads through another interface are dropped.
+/// With a strict filter, packets of clients whose route leads through another interface are dropped. 1 is strict, and 2
+/// is loose.
 fn rp_filter() -> CheckResult {
-    let value = |name: &str| fs::read_to_string(format!("{INTERFACES}/{name}/rp_filter")).unwrap_or_default();
-    let all = value("all");
-    let entries = fs::read_dir(INTERFACES).into_iter().flatten().filter_map(Result::ok);
-    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let names = names.filter(|name| !["all", "default", "lo"].contains(&name.as_str()));
-    // The stricter of both counts, where 1 is strict and 2 is loose (Documentation/networking/ip-sysctl.rst).
-    let strict: Vec<_> = names.filter(|name| all.trim().max(value(name).trim()) == "1").collect();
-    match strict.as_slice() {
+    match interfaces_with("rp_filter", "1").as_slice() {
         [] => ok("no interface filters strictly by source"),
         strict => degraded(format!(
             "{} filters strictly by source (rp_filter 1): a client whose route leads elsewhere is dropped",
