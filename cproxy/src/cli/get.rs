@@ -138,14 +138,16 @@ fn check_usage(options: &GetOptions) -> Result<(), UsageError> {
     match options.output {
         _ if options.watch && !is_watchable => conflict("--watch shows changes of services and backends only"),
         GetFormat::Yaml | GetFormat::Name if options.watch => conflict("--watch prints table, wide or json"),
-        _ if !matches!(options.state, View::Services | View::Backends | View::Sockets) && filter(options).is_set() => {
-            conflict(
-                "counters, settings, problems, policy, denials and what is received are of no Service: --namespace and \
-                 --service do not fit",
-            )
-        }
+        _ if !has_services(options.state) && filter(options).is_set() => conflict(
+            "counters, settings, problems, policy and denials are of no Service: --namespace and --service do not fit",
+        ),
         _ => Ok(()),
     }
+}
+
+/// Whether the rows of a view are of Services.
+fn has_services(view: View) -> bool {
+    matches!(view, View::Services | View::Backends | View::Sockets | View::Receive)
 }
 
 fn filter(options: &GetOptions) -> ServiceFilter {
@@ -261,6 +263,8 @@ fn print_received(options: &GetOptions) -> anyhow::Result<()> {
     let run_dir = &options.places.run.run_dir;
     let rows = fetch_received(run_dir).map_err(|error| anyhow!(explain_silence(run_dir, &error)))?;
     let Some(rows) = rows else { bail!("nothing is received here: `cproxy run --receive` does that") };
+    let filter = filter(options);
+    let rows = rows.into_iter().filter(|row| filter.admits(row.service.as_deref()));
     print_rows(options, rows, ReceivedRow::name)
 }
 
