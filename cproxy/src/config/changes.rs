@@ -85,7 +85,8 @@ mod tests {
     use crate::config::{Origins, SETTINGS, WaitSettings};
 
     /// Values of which each setting takes one.
-    const VALUES: [&str; 9] = ["false", "7", "1.2.3.4", "/x", "127.0.0.1:1", "https://a/", "n", "on", "a/b"];
+    const VALUES: [&str; 10] =
+        ["false", "7", "1.2.3.4", "1.2.3.4/8", "/x", "127.0.0.1:1", "https://a/", "n", "on", "a/b"];
 
     fn command() -> Command {
         Config::augment_args(Command::new("run").no_binary_name(true))

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
+mod balanced;
 mod servers;
 
 use std::{
@@ -357,8 +358,14 @@ fn operators_see_what_is_received_and_why_not() {
     for name in ["receive_programs", "receive_routes", "receive_rp_filter"] {
         assert_eq!(state(name), json!("ok"), "{name}");
     }
+    assert_eq!(state("receive_arp"), json!("degraded"), "Linux answers by default");
     assert_eq!((state("receive_listeners"), state("policy")), (json!("degraded"), Value::Null), "IPv6 has no listener");
 
+    let of = |service: &str| {
+        let words = ["get", "receive", "-o", "name", "--service", service, "--run-dir", run_dir.to_str().unwrap()];
+        cproxy(&pods.sandbox, &words).success().stdout.lines().count()
+    };
+    assert_eq!((of("default/web"), of("other")), (4, 0));
     let count = |name: &str| cproxy_tests::world::counter(&pods.sandbox, name);
     let before = count("received_connections");
     pods.client.run(|| connect(BALANCER.v4, PORT)).unwrap();
