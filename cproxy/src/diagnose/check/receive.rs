@@ -39,8 +39,8 @@ fn arp() -> CheckResult {
     match interfaces_with("arp_ignore", "0").as_slice() {
         [] => ok("no interface answers ARP requests about addresses of load balancers"),
         answering => degraded(format!(
-            "{} answers ARP requests about addresses of load balancers: set net.ipv4.conf.all.arp_ignore=1 if a balancer \
-             is on the same segment",
+            "{} answers ARP requests about addresses of load balancers: set net.ipv4.conf.all.arp_ignore=1 if a \
+             balancer is on the same segment",
             some_of(answering)
         )),
     }
