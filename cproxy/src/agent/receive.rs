@@ -223,13 +223,13 @@ impl ReceiveTask {
 
     /// Those that sockets still have. If the kernel does not tell, all count as in use.
     async fn look_for_sockets(&mut self, leaving: Vec<Frontend>) -> BTreeSet<Frontend> {
-        let ends = leaving.clone();
-        let found = spawn_blocking(move || sockets::local_ends_in_use(&ends)).await;
-        let found = found.map_err(|error| error.to_string()).and_then(|found| found.map_err(|error| error.to_string()));
-        found.unwrap_or_else(|error| {
-            self.record_failure(format!("sockets cannot be listed: {error}"));
-            sorted_set(leaving)
-        })
+        match look_at_sockets(leaving.clone()).await {
+            Ok((in_use, _)) => in_use,
+            Err(error) => {
+                self.record_failure(format!("sockets cannot be listed: {error}"));
+                sorted_set(leaving)
+            }
+        }
     }
 
     fn take_step(&mut self, op: ReceiveOp) -> Result<(), String> {
@@ -257,7 +257,7 @@ impl ReceiveTask {
     }
 
     async fn report(&self) -> Vec<ReceivedRow> {
-        let listening = spawn_blocking(sockets::listening).await.ok().and_then(Result::ok);
+        let listening = look_at_sockets(Vec::new()).await.ok().map(|(_, listening)| listening);
         let chosen = self.maps.listening().unwrap_or_default();
         let wanted = self.wanted.1.borrow();
         let row = |frontend: &Frontend| {
@@ -297,6 +297,16 @@ pub(super) fn detached(pins: &PinDir) -> Option<String> {
         Ok(false) => Some("a program for received addresses was detached, or its pin removed".to_owned()),
         Err(error) => Some(format!("the programs for received addresses: {error}")),
     }
+}
+
+/// Looks at sockets beside the loop: which of these own ends they have, or, without any, where they listen.
+async fn look_at_sockets(ends: Vec<Frontend>) -> Result<(BTreeSet<Frontend>, Vec<Backend>), String> {
+    let look = move || match ends.as_slice() {
+        [] => sockets::listening().map(|listening| (BTreeSet::new(), listening)),
+        ends => sockets::local_ends_in_use(ends).map(|in_use| (in_use, Vec::new())),
+    };
+    let found = spawn_blocking(look).await.map_err(|error| error.to_string())?;
+    found.map_err(|error| error.to_string())
 }
 
 /// Addresses that have a route of ours.

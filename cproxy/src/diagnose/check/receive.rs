@@ -27,10 +27,6 @@ pub(super) fn receive(pins: &PinDir, run_dir: &Path) -> Vec<Requirement> {
         optional("receive_listeners", listeners(run_dir)),
         optional("receive_rp_filter", rp_filter()),
         optional("receive_arp", arp()),
-        optional(
-            "receive_source_check",
-            unknown("whether the network lets packets leave from a balancer's address cannot be seen from here"),
-        ),
     ]
 }
 
