@@ -1,6 +1,8 @@
 //! A router that spreads connections over two guests by equal-cost paths: each guest has an agent and a server of its
 //! own, and answers from the balancer's address.
 
+#![expect(clippy::indexing_slicing, reason = "the arrays are of these tests")]
+
 use std::{
     collections::BTreeMap,
     fs,
