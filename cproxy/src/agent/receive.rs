@@ -1,7 +1,7 @@
 //! Connections and datagrams to the addresses of load balancers: from the objects into maps and routes. One task owns
 //! both.
 //!
-//! What is no longer wanted stays as long as a socket has that address and port. What an earlier agent has left stays
+//! A port that is no longer wanted stays as long as a socket has it and its address. Leftovers of an earlier agent stay
 //! until the objects are known.
 
 use std::{

@@ -1,4 +1,5 @@
-//! Links of the policy's programs. They exist only while a policy isolates the pod in their direction.
+//! Links of the policy's programs. They exist only while a policy isolates the pod, those of `connect()` for egress
+//! alone. The one that looks sockets up also exists where addresses are received.
 
 use std::{fs::File, os::fd::AsFd as _, path::Path};
 
