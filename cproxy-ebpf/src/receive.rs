@@ -28,6 +28,8 @@ pub const LISTENERS_MAX: u32 = 2_048;
 /// Sockets that may listen at an address and port at once and be found: one of them is enough for the kernel to share
 /// the connections among all of a reuseport group.
 pub const LISTENER_SLOTS: u16 = 16;
+/// Address of [`ListenerKey`] for sockets on all addresses of IPv6 that take no IPv4 (`IPV6_V6ONLY`). No socket has it.
+pub const ANY_V6_ONLY: [u32; 4] = [u32::MAX; 4];
 /// Peers that are remembered for the replies to their datagrams.
 pub const RECEIVED_DATAGRAMS_MIN: u32 = 1_024;
 /// Number of counters.
@@ -63,7 +65,8 @@ pub type SourcePrefix = [u32; 5];
 pub struct ListenerKey {
     /// Cookie of its network namespace.
     pub netns_cookie: u64,
-    /// Address in network order, IPv4 as IPv4-mapped; zero is that of all addresses.
+    /// Address in network order, IPv4 as IPv4-mapped; zero is that of all addresses of both families,
+    /// [`ANY_V6_ONLY`] that of all of IPv6.
     pub address: [u32; 4],
     /// Port in host order.
     pub port: u16,

@@ -52,8 +52,8 @@ for module in /guest/modules/*; do
     [ ! -e "$module" ] || /bin/busybox insmod "$module" || echo "guest: $module cannot be loaded"
 done
 /bin/busybox ip link set eth0 up 2>/dev/null &&
-    /bin/busybox ip address add 10.0.2.15/24 dev eth0 &&
-    /bin/busybox ip route add default via 10.0.2.2
+    /bin/busybox ip address add ${GUEST_ADDRESS:-10.0.2.15/24} dev eth0 &&
+    /bin/busybox ip route add default via ${GUEST_GATEWAY:-10.0.2.2}
 exec ${GUEST_INIT:-/init}
 "#;
 
@@ -94,7 +94,8 @@ const MACHINES: [Machine; 2] = [
         architecture: "aarch64",
         qemu: "qemu-system-aarch64",
         // Graviton 2 and Altra have a descendant of this core.
-        options: &["-M", "virt", "-cpu", "cortex-a72"],
+        // The older interrupt controller has 8 CPUs at most.
+        options: &["-M", "virt,gic-version=3", "-cpu", "cortex-a72"],
         console: "ttyAMA0",
     },
 ];
@@ -138,6 +139,15 @@ impl Kernel {
     }
 }
 
+/// The other end of a guest's network card.
+#[derive(Debug)]
+enum Network {
+    /// QEMU itself, which makes the guest's connections in the sandbox.
+    User,
+    /// A tap device of the sandbox.
+    Tap(String),
+}
+
 /// The kernel, image and parameters of a guest.
 #[derive(Debug)]
 pub struct GuestImage<'s> {
@@ -148,7 +158,7 @@ pub struct GuestImage<'s> {
     workload: Option<String>,
     memory_mib: u32,
     cpus: u32,
-    has_network: bool,
+    network: Option<Network>,
     has_vsock: bool,
     has_generation_id: bool,
     instruction_shift: Option<u8>,
@@ -167,7 +177,7 @@ impl<'s> GuestImage<'s> {
             workload: None,
             memory_mib: 128,
             cpus: 1,
-            has_network: true,
+            network: Some(Network::User),
             has_vsock: false,
             has_generation_id: false,
             instruction_shift: None,
@@ -271,8 +281,21 @@ impl<'s> GuestImage<'s> {
     /// Removes the network card.
     #[must_use]
     pub fn without_network(mut self) -> Self {
-        self.has_network = false;
+        self.network = None;
         self
+    }
+
+    /// Connects the network card with a bridge of the sandbox, and gives it this address with its prefix length. The
+    /// default route leads to `gateway`.
+    ///
+    /// # Panics
+    /// With the message of `ip`, if it cannot make a tap device.
+    #[must_use]
+    pub fn on_bridge(mut self, bridge: &str, address: &str, gateway: &str) -> Self {
+        let tap = format!("tap{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        self.sandbox.ip(&format!("tuntap add dev {tap} mode tap\nlink set dev {tap} up master {bridge}\n"));
+        self.network = Some(Network::Tap(tap));
+        self.parameter(format!("GUEST_ADDRESS={address}")).parameter(format!("GUEST_GATEWAY={gateway}"))
     }
 
     /// Adds a vsock device. A connection of the guest to a port of the host (CID 2) arrives at the unix socket
@@ -380,8 +403,18 @@ impl<'s> GuestImage<'s> {
         if let Some(shift) = self.instruction_shift {
             command.args(["-icount", &format!("shift={shift}")]);
         }
-        if self.has_network {
-            command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);
+        if let Some(network) = &self.network {
+            let mut device = "virtio-net-pci,netdev=net,romfile=".to_owned();
+            let netdev = match network {
+                Network::User => "user,id=net".to_owned(),
+                Network::Tap(tap) => {
+                    // Each card on a bridge has an address of its own.
+                    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+                    device += &format!(",mac=52:54:00:00:{:02x}:{:02x}", number >> 8 & 0xff, number & 0xff);
+                    format!("tap,id=net,ifname={tap},script=no,downscript=no")
+                }
+            };
+            command.args(["-netdev", &netdev, "-device", &device]);
         }
         if self.has_vsock {
             // The other process reads and writes the guest's memory.
@@ -512,6 +545,11 @@ impl Guest {
     /// When QEMU refuses.
     pub fn resume(&self) {
         self.ask("cont", json!({}));
+    }
+
+    /// Ends the machine at once.
+    pub fn power_off(&mut self) {
+        self.qemu.kill();
     }
 
     /// Connects or disconnects the network card's cable.

@@ -2,7 +2,8 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    time::Duration,
 };
 
 use crate::{
@@ -26,7 +27,17 @@ pub fn serve(sandbox: &Sandbox, address: impl ToSocketAddrs, name: &str) -> Serv
 /// Gets `path` from the server at `address`, from the calling thread's namespace; returns the body.
 pub fn get(address: impl ToSocketAddrs, path: &str) -> io::Result<String> {
     let address = echo::one_address(address)?;
-    let mut stream = TcpStream::connect(address)?;
+    ask(TcpStream::connect(address)?, address, path)
+}
+
+/// Like [`get`], with a limit on the connection and on each part of the answer.
+pub fn get_within(address: SocketAddr, path: &str, timeout: Duration) -> io::Result<String> {
+    let stream = TcpStream::connect_timeout(&address, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    ask(stream, address, path)
+}
+
+fn ask(mut stream: TcpStream, address: SocketAddr, path: &str) -> io::Result<String> {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

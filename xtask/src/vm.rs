@@ -35,6 +35,8 @@ const VSOCK_DEVICE_VARIABLE: &str = "CPROXY_VSOCK_DEVICE";
 const LACKING_VARIABLE: &str = "CPROXY_LACKING_KERNELS";
 /// The program with the tests of every socket call, to be run in a guest.
 const MATRIX_VARIABLE: &str = "CPROXY_MATRIX";
+/// Directory of a kernel with IPVS, for the machine in front of guests.
+const BALANCER_VARIABLE: &str = "CPROXY_BALANCER_KERNEL";
 /// File to which a test writes the facts about its kernel.
 const REPORT_VARIABLE: &str = "CPROXY_GUEST_REPORT";
 
@@ -143,6 +145,11 @@ impl GuestFiles {
     }
 }
 
+/// The variable with the kernel of a balancer.
+pub(crate) fn balancer() -> Result<[(&'static str, PathBuf); 1]> {
+    Ok([(BALANCER_VARIABLE, kernels::packaged_for_kube_proxy(LINUX_6_1)?)])
+}
+
 fn demo(arguments: &GuestDemoArguments) -> Result<()> {
     run::require_root("the demonstration")?;
     let files = GuestFiles::new(&AGENT.build()?.shipped)?;
@@ -180,6 +187,7 @@ fn test_all(arguments: &GuestTestArguments) -> Result<ExitCode> {
         }
         let mut command = tests(&files, &kernel, &skipped);
         command.env(MATRIX_VARIABLE, &matrix).env(RELAY.variable, &relay).env(REPORT_VARIABLE, &report);
+        command.envs(balancer()?);
         run_tests(&mut outcomes, &name, &mut command);
         rows.push(row(&name, &report));
     }

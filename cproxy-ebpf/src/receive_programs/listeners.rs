@@ -8,13 +8,13 @@ use core::ptr::addr_of;
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{BPF_NOEXIST, BPF_SOCK_OPS_TCP_LISTEN_CB, bpf_sock_ops},
-    helpers::generated::bpf_get_netns_cookie,
+    helpers::generated::{bpf_get_netns_cookie, bpf_getsockopt},
     macros::sock_ops,
     programs::SockOpsContext,
 };
 use cproxy_ebpf::{
     V4_MAPPED_WORD,
-    receive::{LISTENER_SLOTS, ListenerKey, ReceiveCounter},
+    receive::{ANY_V6_ONLY, LISTENER_SLOTS, ListenerKey, ReceiveCounter},
     v4_mapped,
 };
 
@@ -22,6 +22,10 @@ use crate::receive_maps::{LISTENERS, count};
 
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
+
+/// Of `<linux/in6.h>`.
+const IPPROTO_IPV6: i32 = 41;
+const IPV6_V6ONLY: i32 = 26;
 
 /// The kernel reads no answer to `listen()`.
 const ANSWER: u32 = 1;
@@ -36,6 +40,7 @@ fn cproxy_receive_so(ctx: SockOpsContext) -> u32 {
     }
     let address = match (ctx.family(), local_addresses(ctx.ops)) {
         (AF_INET, (v4, _)) => v4_mapped(v4),
+        (AF_INET6, (_, [0, 0, 0, 0])) if is_v6_only(ctx.ops) => ANY_V6_ONLY,
         (AF_INET6, (_, v6)) => v6,
         _ => return ANSWER,
     };
@@ -73,6 +78,18 @@ fn local_addresses(ops: *mut bpf_sock_ops) -> (u32, [u32; 4]) {
         *value = unsafe { addr_of!((*ops).local_ip6[word]).read_volatile() };
     }
     (v4, v6)
+}
+
+/// Whether an IPv6 socket takes no IPv4. Linux before 6.1 does not tell; such a socket is then chosen for IPv6 alone all
+/// the same, since the kernel lets no other be.
+#[inline(always)]
+fn is_v6_only(ops: *mut bpf_sock_ops) -> bool {
+    let mut value = 0_u32;
+    // SAFETY: the context, and a value of the size that is given.
+    let result = unsafe {
+        bpf_getsockopt(ops.cast(), IPPROTO_IPV6, IPV6_V6ONLY, (&raw mut value).cast(), size_of::<u32>() as i32)
+    };
+    result == 0 && value != 0
 }
 
 #[inline(always)]

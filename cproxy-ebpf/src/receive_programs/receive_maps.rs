@@ -5,6 +5,7 @@ use core::ptr::addr_of;
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     btf_maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray, SockHash, lpm_trie::Key},
+    helpers::generated::{bpf_map_lookup_elem, bpf_sk_release},
     macros::btf_map,
 };
 use cproxy_ebpf::receive::{
@@ -51,6 +52,16 @@ pub(crate) fn received(key: &ReceivedKey) -> Option<ReceivedWord> {
 pub(crate) fn has_source(group: u16, address: &[u32; 4]) -> bool {
     let [a, b, c, d] = *address;
     RECEIVED_SOURCES.get(&Key::new(160, [group.into(), a, b, c, d])).is_some()
+}
+
+/// Whether a socket listens in this place.
+#[inline(always)]
+pub(crate) fn has_listener(key: &ListenerKey) -> bool {
+    // SAFETY: a map and a key of its size. What is found is a socket that is held, and released here.
+    unsafe {
+        let socket = bpf_map_lookup_elem((&raw const LISTENERS).cast_mut().cast(), (&raw const *key).cast());
+        !socket.is_null() && bpf_sk_release(socket) == 0
+    }
 }
 
 /// Adds 1 to a counter.

@@ -272,12 +272,14 @@ impl ReceiveTask {
 
     /// Socket that listens for a port of the pod.
     fn listener(&self, of: &Frontend, port: u16, all: &[Backend], chosen: &[ListeningAt]) -> Listener {
-        let is_own = |address: Address| self.own.contains(&address);
+        let family = of.address.family();
+        let is_own = |address: Address| address.family() == family && self.own.contains(&address);
         // An IPv6 socket on all addresses may take IPv4, too.
-        let is_any = |address: Address| address == ANY[1] || of.address.family() == Family::V4 && address == ANY[0];
+        let is_any = |address: Address| address == ANY[1] || family == Family::V4 && address == ANY[0];
         let at_port: Vec<_> = all.iter().filter(|end| end.port == port).map(|end| end.address).collect();
         let is_chosen = |one: &ListeningAt| {
-            one.netns_cookie == self.netns_cookie && one.port == port && (is_own(one.address) || is_any(one.address))
+            let fits = is_own(one.address) || is_any(one.address) || family == Family::V6 && one.is_v6_only();
+            one.netns_cookie == self.netns_cookie && one.port == port && fits
         };
         if chosen.iter().any(is_chosen) || of.port == port && at_port.iter().any(|address| is_any(*address)) {
             return Listener::Yes;

@@ -24,11 +24,13 @@ use cproxy_tests::{
 use rustix::net::{AddressFamily, SocketType, bind, listen, socket, sockopt};
 use serde_json::{Value, json};
 
-use crate::policy::{CLIENT, CLOSED, OTHER, Pods, REFUSED, WEB, kind, policy};
+use crate::policy::{CLIENT, CLOSED, OTHER, Pods, REFUSED, WEB, assert_verified, kind, policy};
 
 /// Address of the load balancer, and its port.
 const BALANCER: Host = Host::new([203, 0, 113, 10], [0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 10]);
 const PORT: u16 = 80;
+/// Budget of instructions that the kernel verifies, for each program: the one that looks sockets up is a policy's, too.
+const VERIFIED: u32 = 4_000;
 const RANGES: &str = "203.0.113.0/24,2001:db8:113::/64";
 
 /// Two clients whose packets to the balancer's address arrive unchanged, as those of a balancer with direct return.
@@ -108,6 +110,14 @@ fn arrives(pods: &Pods, listener: &TcpListener, balancer: IpAddr, client: IpAddr
     assert_eq!(accepted.local_addr().unwrap().port(), PORT);
     assert_eq!(peer.ip().to_canonical(), client);
     assert_eq!(stream.peer_addr().unwrap(), SocketAddr::new(balancer, PORT));
+}
+
+#[test]
+fn the_programs_are_verified_within_their_budget() {
+    let pods = pods();
+    let _agent = receive(&pods);
+    let links = ["policy-v1/sk_lookup", "receive-v1/sock_ops", "receive-v1/sendmsg4", "receive-v1/sendmsg6"];
+    assert_verified(links.map(|link| pods.sandbox.pin_dir().join(link)).into_iter(), VERIFIED);
 }
 
 #[test]

@@ -86,10 +86,11 @@ static DIST_TESTS: [Provided; 7] = [
 static IMAGE_TESTS: [Provided; 3] = [("skopeo", &["skopeo"]), ("systemd-analyze", &["systemd"]), ("umoci", &["umoci"])];
 
 /// Commands that start guests.
-static GUESTS: [Provided; 10] = [
+static GUESTS: [Provided; 11] = [
     ("busybox", &["busybox-static"]),
     ("cpio", &["cpio"]),
     ("dnsmasq", &["dnsmasq-base"]),
+    ("ipvsadm", &["ipvsadm"]),
     ("mke2fs", &["e2fsprogs"]),
     ("nsenter", &["util-linux"]),
     ("qemu-system-x86_64", &["qemu-system-x86"]),

@@ -6,7 +6,7 @@ use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, SockHash,
 use cproxy_core::{Address, AddressRange, Frontend, Protocol, ReceiveOp, ReceiveTable, ReceivedPort};
 use cproxy_ebpf::{
     PROTOCOL_TCP, PROTOCOL_UDP,
-    receive::{ListenerKey, ReceiveCounter, ReceivedKey, ReceivedWord, SourcePrefix},
+    receive::{ANY_V6_ONLY, ListenerKey, ReceiveCounter, ReceivedKey, ReceivedWord, SourcePrefix},
 };
 
 use super::{COUNTERS, LISTENERS, RECEIVED, ReceivePins, SOURCES};
@@ -125,6 +125,14 @@ impl ReceiveMaps {
         listening.sort_unstable();
         listening.dedup();
         Ok(listening)
+    }
+}
+
+impl ListeningAt {
+    /// Whether the socket is on all addresses of IPv6, and takes no IPv4.
+    #[must_use]
+    pub fn is_v6_only(&self) -> bool {
+        self.address.words() == ANY_V6_ONLY
     }
 }
 
