@@ -24,14 +24,14 @@ pub const RECEIVED_MAX: u32 = 4_096;
 /// Ranges of clients, at most. The trie has memory for those alone that are there.
 pub const RECEIVED_SOURCES_MAX: u32 = 1 << 16;
 /// Sockets that listen, at most.
-pub const LISTENERS_MAX: u32 = 2_048;
-/// Sockets that may listen at an address and port at once and be found: one of them is enough for the kernel to share
-/// the connections among all of a reuseport group.
+pub const LISTENERS_MAX: u32 = 8_192;
+/// Sockets that listen at an address and port at once and are known, the latest ones: one of them is enough for the
+/// kernel to share the connections among all of a reuseport group.
 pub const LISTENER_SLOTS: u16 = 16;
 /// Address of [`ListenerKey`] for sockets on all addresses of IPv6 that take no IPv4 (`IPV6_V6ONLY`). No socket has it.
 pub const ANY_V6_ONLY: [u32; 4] = [u32::MAX; 4];
 /// Peers that are remembered for the replies to their datagrams.
-pub const RECEIVED_DATAGRAMS_MIN: u32 = 1_024;
+pub const RECEIVED_DATAGRAMS_MIN: u32 = 4_096;
 /// Number of counters.
 pub const RECEIVE_COUNTERS_MAX: u32 = 8;
 

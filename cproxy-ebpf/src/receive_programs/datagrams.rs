@@ -3,11 +3,17 @@
 
 use core::ptr::{addr_of, addr_of_mut};
 
-use aya_ebpf::{bindings::bpf_sock_addr, macros::cgroup_sock_addr, programs::SockAddrContext};
-use cproxy_ebpf::{PROTOCOL_UDP, receive::DatagramKey};
+use aya_ebpf::{
+    EbpfContext as _, bindings::bpf_sock_addr, helpers::generated::bpf_get_netns_cookie, macros::cgroup_sock_addr,
+    programs::SockAddrContext,
+};
+use cproxy_ebpf::{
+    PROTOCOL_UDP,
+    receive::{DatagramKey, ReceivedKey},
+};
 
 use crate::{
-    receive_maps::RECEIVED_DATAGRAMS,
+    receive_maps::{RECEIVED_DATAGRAMS, netns_cookie, received},
     sock_addr::{ALLOW, Family, V4, V6, own_port, protocol, read_endpoint},
     subprogram::on_stack,
 };
@@ -30,11 +36,21 @@ fn reply<F: Source>(ctx: &SockAddrContext) -> i32 {
         return ALLOW;
     }
     let key = DatagramKey { peer: to.address, peer_port: to.port, own_port: own_port(ctx) };
-    if let Some(address) = RECEIVED_DATAGRAMS.get_ptr_mut(&key) {
-        // SAFETY: a live element; volatile, because programs on other CPUs may write it at any time.
-        F::choose(ctx.sock_addr, &unsafe { address.read_volatile() });
+    let Some(address) = RECEIVED_DATAGRAMS.get_ptr_mut(&key) else { return ALLOW };
+    // SAFETY: a live element; volatile, because programs on other CPUs may write it at any time.
+    let address = unsafe { address.read_volatile() };
+    // In another network namespace the same ports belong to other sockets. Without its local route, an address would
+    // make the call fail.
+    if is_own_netns(ctx) && received(&ReceivedKey::of_address(address)).is_some() {
+        F::choose(ctx.sock_addr, &address);
     }
     ALLOW
+}
+
+#[inline(always)]
+fn is_own_netns(ctx: &SockAddrContext) -> bool {
+    // SAFETY: a helper that takes the context.
+    netns_cookie() == unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
 /// Records the address to which a peer has sent. If it is not received, replies leave from the pod's own address again.
@@ -76,7 +92,7 @@ extern "C" fn cproxy_received_from(key: *const DatagramKey, to: *const [u32; 4],
 trait Source: Family {
     /// Whether the application, or the socket's own address, says which.
     fn is_chosen(sock_addr: *mut bpf_sock_addr) -> bool;
-    /// Chooses one, unless it is all zero.
+    /// Chooses one.
     fn choose(sock_addr: *mut bpf_sock_addr, address: &[u32; 4]);
 }
 
@@ -89,10 +105,8 @@ impl Source for V4 {
 
     #[inline(always)]
     fn choose(sock_addr: *mut bpf_sock_addr, address: &[u32; 4]) {
-        if address[3] != 0 {
-            // SAFETY: as above.
-            unsafe { addr_of_mut!((*sock_addr).msg_src_ip4).write_volatile(address[3]) };
-        }
+        // SAFETY: as above.
+        unsafe { addr_of_mut!((*sock_addr).msg_src_ip4).write_volatile(address[3]) };
     }
 }
 
@@ -109,9 +123,6 @@ impl Source for V6 {
 
     #[inline(always)]
     fn choose(sock_addr: *mut bpf_sock_addr, address: &[u32; 4]) {
-        if address[0] | address[1] | address[2] | address[3] == 0 {
-            return;
-        }
         for (word, value) in address.iter().enumerate() {
             // SAFETY: as above.
             unsafe { addr_of_mut!((*sock_addr).msg_src_ip6[word]).write_volatile(*value) };

@@ -1,14 +1,14 @@
 //! `listen()`: the TCP sockets that may be chosen for a connection to a received address.
 //!
-//! A socket on a loopback address stays out, so that it stays unreachable from outside. The kernel removes sockets that
-//! are closed.
+//! A socket on a loopback address stays out, so that it stays unreachable from outside, and so does one of another
+//! network namespace. The kernel removes sockets that are closed.
 
 use core::ptr::addr_of;
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{BPF_NOEXIST, BPF_SOCK_OPS_TCP_LISTEN_CB, bpf_sock_ops},
-    helpers::generated::{bpf_get_netns_cookie, bpf_getsockopt},
+    bindings::{BPF_ANY, BPF_NOEXIST, BPF_SOCK_OPS_TCP_LISTEN_CB, bpf_sock_ops},
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_getsockopt},
     macros::sock_ops,
     programs::SockOpsContext,
 };
@@ -18,7 +18,7 @@ use cproxy_ebpf::{
     v4_mapped,
 };
 
-use crate::receive_maps::{LISTENERS, count};
+use crate::receive_maps::{self, LISTENERS, count};
 
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
@@ -47,13 +47,18 @@ fn cproxy_receive_so(ctx: SockOpsContext) -> u32 {
     if is_loopback(&address) {
         return ANSWER;
     }
-    // SAFETY: a helper that takes the context.
-    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    // SAFETY: helpers that take the context.
+    let (netns_cookie, cookie) =
+        unsafe { (bpf_get_netns_cookie(ctx.as_ptr()), bpf_get_socket_cookie(ctx.as_ptr()) as u16) };
+    if netns_cookie != receive_maps::netns_cookie() || is_bound_to_device(ctx.ops) {
+        return ANSWER;
+    }
     let mut key = ListenerKey { netns_cookie, address, port: ctx.local_port() as u16, slot: 0, padding: 0 };
-    for slot in 0..LISTENER_SLOTS {
-        key.slot = slot;
+    // A free slot, or else that of an older socket, so that the latest ones are known.
+    for (more, flags) in (0..LISTENER_SLOTS).map(|more| (more, BPF_NOEXIST)).chain([(0, BPF_ANY)]) {
+        key.slot = cookie.wrapping_add(more) % LISTENER_SLOTS;
         // SAFETY: the context is alive; the kernel alone looks behind the pointer.
-        match LISTENERS.update(&mut key, unsafe { &mut *ctx.ops }, BPF_NOEXIST.into()) {
+        match LISTENERS.update(&mut key, unsafe { &mut *ctx.ops }, flags.into()) {
             Err(IN_USE) => {}
             Ok(()) => return ANSWER,
             Err(_) => {
@@ -62,8 +67,17 @@ fn cproxy_receive_so(ctx: SockOpsContext) -> u32 {
             }
         }
     }
-    // Of a group with more sockets than slots, others are there.
     ANSWER
+}
+
+/// Whether a socket takes what comes in by one interface alone. Where another listens, too, the kernel's own choice is
+/// the right one.
+#[inline(always)]
+fn is_bound_to_device(ops: *mut bpf_sock_ops) -> bool {
+    // SAFETY: the verifier checks every access to the context.
+    let socket = unsafe { addr_of!((*ops).__bindgen_anon_2.sk).read_volatile() };
+    // SAFETY: as above; the socket is there for as long as the program runs.
+    !socket.is_null() && unsafe { addr_of!((*socket).bound_dev_if).read_volatile() } != 0
 }
 
 /// The socket's address as one of each family, of which one counts. Both are read: the verifier wants each read from

@@ -7,10 +7,9 @@
 use std::{
     collections::BTreeSet,
     io,
-    net::IpAddr,
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,10 +19,10 @@ use cproxy_core::{
     Address, Backend, Family, Frontend, ReceiveOp, ReceiveTable, ReceivedPort, ReceivedPorts, sorted_set,
 };
 use cproxy_datapath::{
-    bpf::{self, ListeningAt, PinDir, PolicyError, ReceiveMaps, ReceivePins, TableError},
+    bpf::{self, ListeningAt, PinDir, PolicyError, PolicyPins, ReceiveMaps, ReceivePins, TableError},
     sockets,
 };
-use cproxy_network::{LocalRoutes, NetworkChanges};
+use cproxy_network::{LocalAddresses, LocalRoutes, NetworkChanges};
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     task::spawn_blocking,
@@ -69,11 +68,12 @@ pub(super) struct ReceiveTask {
     pins: ReceivePins,
     maps: ReceiveMaps,
     routes: LocalRoutes,
-    /// Addresses of the VM at the start, and the cookie of its network namespace, for reports.
-    own: Vec<Address>,
+    /// Cookie of the VM's network namespace, for reports.
     netns_cookie: u64,
     /// Content of both.
     table: ReceiveTable,
+    /// Addresses of the VM's devices, which are never received.
+    of_devices: Vec<Address>,
     /// Ports that the objects want; `None` until these are known.
     wanted: (watch::Sender<Option<ReceivedPorts>>, watch::Receiver<Option<ReceivedPorts>>),
     /// Ports that are no longer wanted, and have sockets.
@@ -91,6 +91,8 @@ pub(super) struct ReceiveState {
     leaving: AtomicU64,
     failures: AtomicU64,
     reopened: Notify,
+    /// Addresses of the VM, the first of each family of which sockets are found at.
+    own: Mutex<Vec<Address>>,
 }
 
 /// Way to the task.
@@ -113,6 +115,11 @@ impl ReceiveHandle {
         self.wanted.send_replace(Some(received));
     }
 
+    /// Takes over other addresses of the VM.
+    pub(super) fn set_own(&self, addresses: &[Address]) {
+        addresses.clone_into(&mut self.state.own.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// Has the task send a report. Without room for the question, its sender is dropped.
     pub(super) fn report(&self, sender: ReportSender) {
         self.reports.try_send(sender).ok();
@@ -132,25 +139,26 @@ impl ReceiveHandle {
 
 impl ReceiveTask {
     /// Takes over maps and routes.
-    pub(super) fn open(pins: &PinDir, own: Vec<Address>) -> Result<Self, ReceiveStartError> {
+    pub(super) fn open(pins: &PinDir) -> Result<Self, ReceiveStartError> {
         let pins = ReceivePins::new(pins);
         let maps = ReceiveMaps::open(&pins, true)?;
-        let mut table = maps.read()?;
-        let mut routes = LocalRoutes::open().map_err(ReceiveStartError::Routes)?;
-        table.routes = listed(&mut routes).map_err(ReceiveStartError::Routes)?;
-        Ok(Self {
+        let table = maps.read()?;
+        let routes = LocalRoutes::open().map_err(ReceiveStartError::Routes)?;
+        let mut task = Self {
             pins,
             maps,
             routes,
-            own,
             netns_cookie: bpf::netns_cookie().map_err(ReceiveStartError::Netns)?,
             table,
+            of_devices: Vec::new(),
             wanted: watch::channel(None),
             in_use: BTreeSet::new(),
             reports: mpsc::channel(REPORTS_WAITING_MAX),
             failure: None,
             state: Arc::default(),
-        })
+        };
+        task.look_at_routes().map_err(ReceiveStartError::Routes)?;
+        Ok(task)
     }
 
     /// Way to the task.
@@ -175,9 +183,9 @@ impl ReceiveTask {
                     // The task itself has a sender.
                     changed.ok();
                 }
-                () = network_changed(changes.as_ref()) => match listed(&mut self.routes) {
-                    Ok(routes) if routes == self.table.routes => continue,
-                    Ok(routes) => self.table.routes = routes,
+                () = network_changed(changes.as_ref()) => match self.look_at_routes() {
+                    Ok(false) => continue,
+                    Ok(true) => {}
                     Err(error) => self.record_failure(format!("routes cannot be read: {error}")),
                 },
                 Some(sender) = self.reports.1.recv() => {
@@ -193,9 +201,20 @@ impl ReceiveTask {
         }
     }
 
+    /// Takes over the machine's addresses and our routes as they are. Returns whether any has changed.
+    fn look_at_routes(&mut self) -> io::Result<bool> {
+        let LocalAddresses { ours, of_devices } = self.routes.list()?;
+        let (routes, of_devices) =
+            (sorted_set(ours.into_iter().map(Address::from)), of_devices.into_iter().map(Address::from).collect());
+        let has_changed = routes != self.table.routes || of_devices != self.of_devices;
+        (self.table.routes, self.of_devices) = (routes, of_devices);
+        Ok(has_changed)
+    }
+
     /// Takes the steps to what is wanted. Returns when to look again, if something is to be waited for.
     async fn bring_about(&mut self) -> Option<Instant> {
-        let wanted = self.wanted.1.borrow_and_update().clone()?;
+        let mut wanted = self.wanted.1.borrow_and_update().clone()?;
+        wanted.remove_addresses(&self.of_devices);
         let is_left = |port: &&ReceivedPort| wanted.get(&port.frontend).is_none();
         let leaving: Vec<_> = self.table.ports.iter().filter(is_left).map(|port| port.frontend).collect();
         let mut next = None;
@@ -204,11 +223,17 @@ impl ReceiveTask {
             self.in_use = self.look_for_sockets(leaving).await;
             next = (!self.in_use.is_empty()).then(|| Instant::now() + LEAVING_INTERVAL);
         }
-        let mut failure = None;
+        let (mut failure, mut failed) = (None, Vec::new());
         for op in self.table.plan(&wanted, |frontend| self.in_use.contains(frontend)) {
+            if op.needs().is_some_and(|needed| failed.contains(&needed)) {
+                continue;
+            }
             match self.take_step(op) {
                 Ok(()) => self.table.record(op),
-                Err(error) => failure = Some(error),
+                Err(error) => {
+                    failed.push(op);
+                    failure = Some(error);
+                }
             }
         }
         self.state.ports.store(self.table.ports.len() as u64, Ordering::Relaxed);
@@ -273,7 +298,10 @@ impl ReceiveTask {
     /// Socket that listens for a port of the pod.
     fn listener(&self, of: &Frontend, port: u16, all: &[Backend], chosen: &[ListeningAt]) -> Listener {
         let family = of.address.family();
-        let is_own = |address: Address| address.family() == family && self.own.contains(&address);
+        // Of each family, programs look for sockets at one address.
+        let own = self.state.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = own.iter().find(|own| own.family() == family).copied();
+        let is_own = |address: Address| Some(address) == own;
         // An IPv6 socket on all addresses may take IPv4, too.
         let is_any = |address: Address| address == ANY[1] || family == Family::V4 && address == ANY[0];
         let at_port: Vec<_> = all.iter().filter(|end| end.port == port).map(|end| end.address).collect();
@@ -281,13 +309,16 @@ impl ReceiveTask {
             let fits = is_own(one.address) || is_any(one.address) || family == Family::V6 && one.is_v6_only();
             one.netns_cookie == self.netns_cookie && one.port == port && fits
         };
-        if chosen.iter().any(is_chosen) || of.port == port && at_port.iter().any(|address| is_any(*address)) {
+        let is_there = |address: &Address| is_any(*address) || *address == of.address;
+        // One that was shut down stays known for as long as its descriptor is open.
+        if !at_port.is_empty() && chosen.iter().any(is_chosen) || of.port == port && at_port.iter().any(is_there) {
             return Listener::Yes;
         }
         match at_port.as_slice() {
             [] => Listener::No,
             addresses if addresses.iter().any(|address| is_own(*address) || is_any(*address)) => Listener::TooOld,
-            _ => Listener::Loopback,
+            addresses if addresses.iter().all(|address| address.is_special()) => Listener::Loopback,
+            _ => Listener::Elsewhere,
         }
     }
 }
@@ -311,20 +342,18 @@ async fn look_at_sockets(ends: Vec<Frontend>) -> Result<(BTreeSet<Frontend>, Vec
     found.map_err(|error| error.to_string())
 }
 
-/// Addresses that have a route of ours.
-fn listed(routes: &mut LocalRoutes) -> io::Result<BTreeSet<Address>> {
-    Ok(sorted_set(routes.list()?.into_iter().map(Address::from)))
-}
-
 /// Removes what an earlier agent has left that has received.
 ///
 /// # Errors
 /// A pin, a link or a route cannot be removed.
 pub(super) fn forget(pins: &PinDir, cgroup: &Path, has_policy: bool) -> Result<(), ReceiveStartError> {
-    if !ReceivePins::new(pins).exist() {
+    // Their routes stay also where the pins have gone.
+    remove_routes().map_err(ReceiveStartError::Routes)?;
+    // Without a policy, those of the program that looks sockets up are theirs, too.
+    let has_lookup = !has_policy && PolicyPins::new(pins).exist();
+    if !has_lookup && !ReceivePins::new(pins).exist() {
         return Ok(());
     }
-    remove_routes().map_err(ReceiveStartError::Routes)?;
     Ok(bpf::forget_receive(pins, cgroup, Path::new(OWN_NETNS), has_policy)?)
 }
 
@@ -334,7 +363,7 @@ pub(super) fn forget(pins: &PinDir, cgroup: &Path, has_policy: bool) -> Result<(
 /// The kernel refuses.
 pub fn remove_routes() -> io::Result<()> {
     let mut routes = LocalRoutes::open()?;
-    routes.list()?.into_iter().try_for_each(|address: IpAddr| routes.remove(address))
+    routes.list()?.ours.into_iter().try_for_each(|address| routes.remove(address))
 }
 
 async fn network_changed(changes: Option<&NetworkChanges>) {

@@ -159,6 +159,9 @@ impl Reconciler {
         if let Some(policy) = &self.policy {
             policy.order(PolicyOrder::SetOwn(addresses.clone()));
         }
+        if let Some(receive) = &self.receive {
+            receive.set_own(&addresses);
+        }
         self.table.set_own_addresses(addresses)
     }
 

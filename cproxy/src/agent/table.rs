@@ -237,7 +237,7 @@ impl Table {
 
     /// Problems of the plans.
     pub(super) fn plan_problems(&self) -> Vec<Problem> {
-        let of_received = self.receive.iter().flat_map(ReceivePlanner::problems).cloned();
+        let of_received = self.receive.iter().flat_map(ReceivePlanner::problems);
         self.planner.problems().into_iter().chain(of_received).collect()
     }
 

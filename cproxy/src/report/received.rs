@@ -23,7 +23,8 @@ pub struct ReceivedRow {
     pub sources: Vec<String>,
     /// `received`; `leaving` if no Service wants it any more, and sockets still have it.
     pub state: String,
-    /// Whether a socket listens: `yes`, `no`, `loopback` if one listens there alone, `too-old` if it has listened since
+    /// Whether a socket listens: `yes`, `no`, `loopback` if one listens there alone, `elsewhere` if on another
+    /// address of the VM alone, `too-old` if it has listened since
     /// before cproxy ran and the ports differ; `None`: it is not known, as for UDP.
     pub listener: Option<String>,
 }
@@ -37,6 +38,8 @@ pub enum Listener {
     No,
     /// It listens on a loopback address alone.
     Loopback,
+    /// It listens on another address.
+    Elsewhere,
     /// It has listened since before the programs were attached, and is not found.
     TooOld,
 }
@@ -47,6 +50,7 @@ impl Listener {
             Self::Yes => "yes",
             Self::No => "no",
             Self::Loopback => "loopback",
+            Self::Elsewhere => "elsewhere",
             Self::TooOld => "too-old",
         }
     }

@@ -32,6 +32,11 @@ pub struct Received {
 pub struct ReceivedPorts(Vec<Received>);
 
 impl ReceivedPorts {
+    /// Leaves out addresses.
+    pub fn remove_addresses(&mut self, addresses: &[Address]) {
+        self.0.retain(|received| !addresses.contains(&received.frontend.address));
+    }
+
     /// Destination of what comes to an address and port.
     #[must_use]
     pub fn get(&self, frontend: &Frontend) -> Option<&Received> {
@@ -45,6 +50,9 @@ impl ReceivedPorts {
     }
 }
 
+/// Addresses and ports of Services that are received, at most: half of the kernel's map, which also has those that leave.
+const RECEIVED_MAX: usize = 2_048;
+
 /// Plan of what the pod is to receive, as the objects have it.
 #[derive(Debug)]
 pub struct ReceivePlanner {
@@ -54,6 +62,8 @@ pub struct ReceivePlanner {
     pod_ips: Vec<Address>,
     /// Sorted by name.
     services: Vec<OfService>,
+    /// Services for which there is no room behind older ones.
+    without_room: Vec<Arc<ServiceName>>,
 }
 
 /// Ports that the pod receives for a Service.
@@ -70,7 +80,7 @@ impl ReceivePlanner {
     /// Planner for addresses in these ranges.
     #[must_use]
     pub fn new(ranges: Vec<AddressRange>) -> Self {
-        Self { ranges, pod_ips: Vec::new(), services: Vec::new() }
+        Self { ranges, pod_ips: Vec::new(), services: Vec::new(), without_room: Vec::new() }
     }
 
     /// Takes Services that have changed as the store has them. Returns whether anything else is to be received.
@@ -120,15 +130,16 @@ impl ReceivePlanner {
         }
     }
 
-    /// All that is to be received. Of two Services that claim the same address, port and protocol the older one has it,
+    /// All that is to be received, of the oldest Services first, as far as there is room. Of two Services that claim the same address, port and protocol the older one has it,
     /// as for addresses that pods call.
     #[must_use]
-    pub fn received(&self) -> ReceivedPorts {
+    pub fn received(&mut self) -> ReceivedPorts {
+        self.without_room = self.those_without_room();
         let mut received: Vec<Received> = Vec::new();
         let mut owners: Vec<&OfService> = Vec::new();
         let rank = |service: &OfService| service.created_s.unwrap_or(i64::MAX);
         // Services are sorted by name, so that of two of the same age the first one is before the other.
-        for service in &self.services {
+        for service in self.services.iter().filter(|service| !self.without_room.contains(&service.name)) {
             for &(frontend, port) in &service.ports {
                 let of_family = service.sources.iter().filter(|range| range.family() == frontend.address.family());
                 let sources = of_family.copied().collect();
@@ -152,8 +163,33 @@ impl ReceivePlanner {
     }
 
     /// Problems of the Services.
-    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.services.iter().flat_map(|of_service| &of_service.problems)
+    pub fn problems(&self) -> impl Iterator<Item = Problem> {
+        let without_room = self.without_room.iter().map(|name| {
+            let message = format!("not received: {RECEIVED_MAX} addresses and ports are, at most");
+            Problem::new(format_args!("Service {name}"), "", message)
+        });
+        self.services.iter().flat_map(|service| &service.problems).cloned().chain(without_room)
+    }
+
+    fn those_without_room(&self) -> Vec<Arc<ServiceName>> {
+        let mut services: Vec<_> = self.services.iter().collect();
+        // Of the same age, the first one by name stays the first.
+        services.sort_by_key(|service| service.created_s.unwrap_or(i64::MAX));
+        let mut used = 0;
+        let mut without_room = Vec::new();
+        for service in services {
+            // An address has an entry of its own beside those of its ports.
+            let mut addresses: Vec<_> = service.ports.iter().map(|(frontend, _)| frontend.address).collect();
+            addresses.sort_unstable();
+            addresses.dedup();
+            let needed = service.ports.len() + addresses.len();
+            if used + needed > RECEIVED_MAX {
+                without_room.push(service.name.clone());
+            } else {
+                used += needed;
+            }
+        }
+        without_room
     }
 
     /// Ports that the pod receives for a Service; `None` if it is no endpoint.

@@ -8,7 +8,7 @@ mod route;
 mod socket_setup;
 
 pub use changes::NetworkChanges;
-pub use local_routes::{LocalRoutes, ROUTE_PROTOCOL};
+pub use local_routes::{LocalAddresses, LocalRoutes, ROUTE_PROTOCOL};
 pub use own_addresses::{DetectedAddresses, OwnAddresses};
 pub use path::NetworkPath;
 pub use socket_setup::SocketSetup;

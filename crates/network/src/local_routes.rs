@@ -1,7 +1,7 @@
 //! Local routes of addresses that the machine receives though no device has them (`ip route add local ADDRESS dev lo
 //! proto 98`): it takes packets to them.
 //!
-//! The protocol is this program's mark on its routes. Routes of others are neither shown nor removed.
+//! The protocol is this program's mark on its routes. Those of others are not removed.
 
 use std::{
     io,
@@ -38,6 +38,15 @@ pub struct LocalRoutes {
     sequence: u32,
 }
 
+/// Addresses whose packets the machine takes.
+#[derive(Debug, Default)]
+pub struct LocalAddresses {
+    /// Those with a route of ours.
+    pub ours: Vec<IpAddr>,
+    /// Those of devices but the loopback device, and of broadcasts.
+    pub of_devices: Vec<IpAddr>,
+}
+
 impl LocalRoutes {
     /// Opens it.
     ///
@@ -72,15 +81,16 @@ impl LocalRoutes {
         }
     }
 
-    /// Addresses that have such a route.
+    /// Addresses that have such a route, and those that the machine has on a device, or takes for a network's
+    /// broadcasts.
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub fn list(&mut self) -> io::Result<Vec<IpAddr>> {
-        let mut addresses = Vec::new();
+    pub fn list(&mut self) -> io::Result<LocalAddresses> {
+        let mut addresses = LocalAddresses::default();
         for family in [AF_INET, AF_INET6] {
             let message = self.message(libc::RTM_GETROUTE, libc::NLM_F_DUMP, &[family; 1], &[]);
-            self.exchange(&message, &mut |route| addresses.extend(own_address(route)))?;
+            self.exchange(&message, &mut |route| addresses.add(route))?;
         }
         Ok(addresses)
     }
@@ -155,23 +165,35 @@ fn next_message(bytes: &[u8]) -> Option<(u16, u32, &[u8], &[u8])> {
     Some((kind, sequence, body, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
-/// Address of a route, if it is one of ours.
-fn own_address(route: &[u8]) -> Option<IpAddr> {
-    let &[family, bits, _, _, table, protocol, _, kind, ..] = route else { return None };
-    if (table, protocol, kind) != (libc::RT_TABLE_LOCAL, ROUTE_PROTOCOL, libc::RTN_LOCAL) {
-        return None;
+impl LocalAddresses {
+    /// Adds the address of a route, if it leads to one.
+    fn add(&mut self, route: &[u8]) {
+        let &[family, bits, _, _, libc::RT_TABLE_LOCAL, protocol, _, kind, ..] = route else { return };
+        let Some(attributes) = route.get(ROUTE_BYTES..) else { return };
+        let Some(octets) = attribute(attributes, libc::RTA_DST) else { return };
+        let address: Option<IpAddr> = match (family, bits) {
+            (AF_INET, 32) => octets.first_chunk().map(|octets: &[u8; 4]| Ipv4Addr::from(*octets).into()),
+            (AF_INET6, 128) => octets.first_chunk().map(|octets: &[u8; 16]| Ipv6Addr::from(*octets).into()),
+            _ => None,
+        };
+        let is_on_loopback = attribute(attributes, libc::RTA_OIF) == Some(LOOPBACK.to_ne_bytes().as_slice());
+        match (kind, protocol) {
+            (libc::RTN_LOCAL, ROUTE_PROTOCOL) => self.ours.extend(address),
+            // One on the loopback device is what others have set up for a balancer's address.
+            (libc::RTN_LOCAL, _) if is_on_loopback => {}
+            _ => self.of_devices.extend(address),
+        }
     }
-    let mut attributes = route.get(ROUTE_BYTES..)?;
+}
+
+/// Value of a route's attribute.
+fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let length = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
         let name = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?);
         let value = attributes.get(ATTRIBUTE_BYTES..length)?;
-        if name == libc::RTA_DST {
-            return match (family, bits) {
-                (AF_INET, 32) => value.first_chunk().map(|octets: &[u8; 4]| Ipv4Addr::from(*octets).into()),
-                (AF_INET6, 128) => value.first_chunk().map(|octets: &[u8; 16]| Ipv6Addr::from(*octets).into()),
-                _ => None,
-            };
+        if name == wanted {
+            return Some(value);
         }
         attributes = attributes.get(length.next_multiple_of(4)..)?;
     }

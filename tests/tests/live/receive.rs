@@ -9,7 +9,7 @@ mod servers;
 use std::{
     fs, io,
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
     process::Command,
     time::Duration,
@@ -167,20 +167,22 @@ fn other_ports_and_loopback_listeners_stay_unreachable() {
     assert_eq!(listeners.iter().filter(|listener| **listener == json!("loopback")).count(), 2, "{listeners:?}");
 }
 
+/// A listener of a reuseport group that does not wait for connections.
+fn reuseport_member() -> TcpListener {
+    let member: OwnedFd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_reuseport(&member, true).unwrap();
+    bind(&member, &SocketAddr::from(([0, 0, 0, 0], TCP))).unwrap();
+    listen(&member, 512).unwrap();
+    let member = TcpListener::from(member);
+    member.set_nonblocking(true).unwrap();
+    member
+}
+
 #[test]
 fn a_reuseport_group_shares_connections_and_survives_a_member() {
     let pods = pods();
     let _agent = receive(&pods);
-    let member = || {
-        let member: OwnedFd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        sockopt::set_socket_reuseport(&member, true).unwrap();
-        bind(&member, &SocketAddr::from(([0, 0, 0, 0], TCP))).unwrap();
-        listen(&member, 512).unwrap();
-        let member = TcpListener::from(member);
-        member.set_nonblocking(true).unwrap();
-        member
-    };
-    let mut members: Vec<_> = (0..3).map(|_| member()).collect();
+    let mut members: Vec<_> = (0..3).map(|_| reuseport_member()).collect();
     let calls = |count: usize| {
         let streams: Vec<_> = (0..count).map(|_| pods.client.run(|| connect(BALANCER.v4, PORT))).collect();
         streams.into_iter().collect::<io::Result<Vec<_>>>().unwrap()
@@ -199,6 +201,119 @@ fn a_reuseport_group_shares_connections_and_survives_a_member() {
     drop(members.remove(1));
     let streams = calls(10);
     assert_eq!(accepted(&members), [streams.len()]);
+}
+
+/// As when a server of many processes is restarted bit by bit.
+#[test]
+fn the_latest_members_of_a_large_reuseport_group_are_known() {
+    let pods = pods();
+    let _agent = receive(&pods);
+    let old: Vec<_> = (0..20).map(|_| reuseport_member()).collect();
+    let new: Vec<_> = (0..20).map(|_| reuseport_member()).collect();
+    drop(old);
+    for _ in 0..10 {
+        pods.client.run(|| connect(BALANCER.v4, PORT)).unwrap();
+    }
+    assert_eq!(new.iter().map(|member| std::iter::from_fn(|| member.accept().ok()).count()).sum::<usize>(), 10);
+}
+
+/// A socket of one interface alone is not for what comes in by another.
+#[test]
+fn a_listener_of_another_interface_is_not_chosen() {
+    let pods = pods();
+    let _agent = receive(&pods);
+    let bound: OwnedFd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind_to_device(&bound, "lo");
+    bind(&bound, &SocketAddr::from(([0, 0, 0, 0], TCP))).unwrap();
+    listen(&bound, 8).unwrap();
+    assert_eq!(pods.client.run(|| kind(connect(BALANCER.v4, PORT))), REFUSED);
+    drop(bound);
+    let listener = TcpListener::bind((WEB.v4, TCP)).unwrap();
+    arrives(&pods, &listener, BALANCER.v4.into(), CLIENT.v4.into());
+}
+
+fn bind_to_device(socket: &OwnedFd, device: &str) {
+    let length = u32::try_from(device.len()).unwrap();
+    // SAFETY: an open socket, and a name of this length.
+    let result = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.as_ptr().cast(), length)
+    };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn more_than_there_is_room_for_is_a_problem_and_opens_nothing() {
+    let pods = pods();
+    let many = (0..200_u8).fold(Service::new("many").cluster_ips(["10.96.0.11"]), |service, last| {
+        service.load_balancer_ip(std::net::Ipv4Addr::new(203, 0, 113, last + 20))
+    });
+    let many = (0..20_u16).fold(many, |service, port| service.tcp(&format!("p{port}"), 2_000 + port, 2_000 + port));
+    let slice = (0..20_u16).fold(Slice::v4("many"), |slice, port| slice.tcp(&format!("p{port}"), 2_000 + port));
+    manifest::write(&pods.sandbox.manifest_dir(), "many.json", [many.into(), slice.ready([WEB.v4]).into()]);
+    let _agent = receive(&pods);
+    assert_eq!(routes(98).lines().count(), 2, "{}", routes(98));
+    let words = ["get", "problems", "--run-dir", pods.sandbox.run_dir().to_str().unwrap()].map(str::to_owned);
+    let text = cproxy(&pods.sandbox, &words).success().stdout;
+    assert!(text.contains("not received: 2048 addresses and ports are, at most"), "{text}");
+}
+
+#[test]
+fn an_address_of_a_device_is_not_received() {
+    let pods = pods();
+    let _open = TcpListener::bind(("0.0.0.0", CLOSED)).unwrap();
+    pods.sandbox
+        .ip(&format!("link add second type veth peer name further\naddress add {}/32 dev second\n", BALANCER.v4));
+    write(&pods, service());
+    let _agent = agent(&pods).start();
+    let is_received = |address: Host, is: bool| {
+        eventually(SYNC, "what is received follows the devices", || {
+            let text = routes(98);
+            if text.contains(&address.v4.to_string()) == is && text.contains("2001:db8:113::a") {
+                Ok(())
+            } else {
+                Err(text)
+            }
+        });
+    };
+    is_received(BALANCER, false);
+    assert_eq!(kind(pods.client.run(|| connect(BALANCER.v4, CLOSED))), Ok(()), "as before");
+    pods.sandbox.ip(&format!("address del {}/32 dev second\n", BALANCER.v4));
+    is_received(BALANCER, true);
+    assert_eq!(kind(pods.client.run(|| connect(BALANCER.v4, CLOSED))), REFUSED);
+}
+
+/// A reply after the Service has left goes from the pod's own address, and does not fail.
+#[test]
+fn a_late_reply_is_sent() {
+    let pods = pods();
+    let _agent = receive(&pods);
+    let server = UdpSocket::bind(("0.0.0.0", TCP)).unwrap();
+    let client = pods.client.run(|| echo::udp_client((BALANCER.v4, TCP))).unwrap();
+    client.send_to(b"?", (BALANCER.v4, TCP)).unwrap();
+    let (_, peer) = server.recv_from(&mut [0; 8]).unwrap();
+    fs::remove_file(pods.sandbox.manifest_dir().join("web.json")).unwrap();
+    eventually(Duration::from_secs(30), "nothing is received", || {
+        if routes(98).is_empty() { Ok(()) } else { Err(routes(98)) }
+    });
+    server.send_to(b"!", peer).unwrap();
+}
+
+#[test]
+fn routes_go_also_where_the_pins_have_gone() {
+    for cleans in [true, false] {
+        let pods = pods();
+        receive(&pods).kill();
+        fs::remove_dir_all(pods.sandbox.pin_dir().join("receive-v1")).unwrap();
+        assert!(!routes(98).is_empty());
+        let _agent = if cleans {
+            cproxy(&pods.sandbox, &["cleanup", "--pin-dir", pods.sandbox.pin_dir().to_str().unwrap()]).success();
+            None
+        } else {
+            Some(Agent::new(&pods.sandbox).manifests(pods.sandbox.manifest_dir()).start())
+        };
+        assert_eq!(routes(98), "");
+        assert!(!pods.sandbox.pin_dir().join("policy-v1").exists(), "the program that looks sockets up");
+    }
 }
 
 #[test]
@@ -351,7 +466,8 @@ fn operators_see_what_is_received_and_why_not() {
     let datagrams = format!("{}/udp", at(TCP));
     assert!(explain(&["--to", &datagrams], 0).contains("datagrams go to port 8080"));
     assert!(explain(&["--to", &at(CLOSED)], 1).contains("no Service of this pod has port 8082/TCP at 203.0.113.10"));
-    assert!(explain(&["--to", "203.0.113.11:80"], 1).contains("in its status.loadBalancer"));
+    assert!(explain(&["--to", "203.0.113.11:80"], 1).starts_with("not received: no Service of which this pod"));
+    explain(&["--to", &at(PORT), "--from", "2001:db8::1"], 4);
     explain(&["--to", "default/web"], 4);
     let json: Value = serde_json::from_str(&explain(&["--to", &at(PORT), "-o", "json"], 0)).unwrap();
     assert_eq!((&json["code"], &json["received"]["pod_port"]), (&json!("listener"), &json!(TCP)));
@@ -365,7 +481,7 @@ fn operators_see_what_is_received_and_why_not() {
         let line = lines.as_array().unwrap().iter().find(|line| line["name"] == json!(name));
         line.unwrap_or(&Value::Null)["state"].clone()
     };
-    for name in ["receive_programs", "receive_routes", "receive_rp_filter"] {
+    for name in ["receive_programs", "receive_routes", "receive_rp_filter", "other_programs"] {
         assert_eq!(state(name), json!("ok"), "{name}");
     }
     assert_eq!(state("receive_arp"), json!("degraded"), "Linux answers by default");

@@ -155,7 +155,7 @@ impl Checked {
         if let Some((policy, feed)) = &policy {
             reconciler.follow_policy(policy.handle(feed.contact()))?;
         }
-        let receive = receives.then(|| ReceiveTask::open(lock.pins(), own.clone())).transpose()?;
+        let receive = receives.then(|| ReceiveTask::open(lock.pins())).transpose()?;
         if let Some(receive) = &receive {
             reconciler.follow_receive(receive.handle(), config.receive.receive.clone());
         }

@@ -68,7 +68,7 @@ fn routes(pins: &ReceivePins) -> CheckResult {
     };
     let listed = LocalRoutes::open().and_then(|mut routes| routes.list());
     let listed: Vec<Address> = match listed {
-        Ok(listed) => listed.into_iter().map(Address::from).collect(),
+        Ok(listed) => listed.ours.into_iter().map(Address::from).collect(),
         Err(error) => return unknown(error),
     };
     let without: Vec<_> = addresses.iter().filter(|one| !listed.contains(one)).map(ToString::to_string).collect();

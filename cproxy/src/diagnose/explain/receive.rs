@@ -2,8 +2,8 @@
 
 use std::{net::IpAddr, path::Path};
 
-use cproxy_core::{AddressRange, Frontend, parse_address};
-use cproxy_datapath::bpf::PinDir;
+use cproxy_core::{Address, AddressRange, Frontend, parse_address};
+use cproxy_datapath::bpf::{PinDir, ReceiveMaps};
 use serde::Serialize;
 
 use super::ingress;
@@ -16,9 +16,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReceiveAnswer {
-    /// received or refused.
+    /// received, refused, or not received: then the address is as any other to this machine.
     pub verdict: String,
-    /// Word for the cause: listener, no-listener, loopback-listener, too-old-listener, other-address, other-port,
+    /// Word for the cause: listener, no-listener, loopback-listener, other-listener, too-old-listener, other-address, other-port,
     /// other-client, policy, or datagrams.
     pub code: String,
     /// Cause, for people.
@@ -29,7 +29,11 @@ pub struct ReceiveAnswer {
 
 impl ReceiveAnswer {
     fn new(code: &str, reason: String, received: Option<&ReceivedRow>) -> Self {
-        let verdict = if ["listener", "datagrams"].contains(&code) { "received" } else { "refused" };
+        let verdict = match code {
+            "listener" | "datagrams" => "received",
+            "other-address" => "not received",
+            _ => "refused",
+        };
         Self { verdict: verdict.to_owned(), code: code.to_owned(), reason, received: received.cloned() }
     }
 
@@ -58,6 +62,9 @@ pub fn receive(to: Frontend, from: Option<IpAddr>, pins: &PinDir, run_dir: &Path
     let Some(row) = rows.iter().filter(of_address).find(of_port) else {
         return Ok(not_received(to, rows.iter().any(|row| of_address(&row))));
     };
+    if from.is_some_and(|from| Address::from(from).family() != to.address.family()) {
+        return Err("--from: a client and the address that it calls are of the same family".to_owned());
+    }
     if let Some(from) = from
         && let Some(answer) = of_client(row, to, from, pins, run_dir)?
     {
@@ -73,8 +80,8 @@ fn not_received(to: Frontend, has_address: bool) -> ReceiveAnswer {
         return ReceiveAnswer::new("other-port", reason, None);
     }
     let reason = format!(
-        "no Service of which this pod is an endpoint has {address} in its status.loadBalancer, or it is in no range of \
-         --receive"
+        "no Service of which this pod is an endpoint has {address} in its status.loadBalancer, it is in no range \
+         of --receive, or a device of this machine has it"
     );
     ReceiveAnswer::new("other-address", reason, None)
 }
@@ -113,11 +120,17 @@ fn of_listener(row: &ReceivedRow) -> ReceiveAnswer {
             "loopback-listener",
             format!("the socket that listens on port {port} is bound to a loopback address: let it listen on all"),
         ),
+        Some("elsewhere") => (
+            "other-listener",
+            format!("the socket that listens on port {port} is bound to another address: let it listen on all"),
+        ),
         Some("too-old") => (
             "too-old-listener",
             format!(
                 "the socket that listens on port {port} is not found: it has listened since before cproxy ran (start \
-                 its program again), or is an MPTCP socket, which this kernel keeps out"
+                 its program again), is bound to an interface, is an MPTCP socket, which this kernel keeps out, or \
+                 came when {} others listened (received_listeners_lost of `cproxy get counters`)",
+                ReceiveMaps::LISTENERS_MAX
             ),
         ),
         Some(_) => ("no-listener", format!("no socket listens on port {port} of this pod")),

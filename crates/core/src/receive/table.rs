@@ -52,6 +52,18 @@ pub struct ReceiveTable {
     pub routes: BTreeSet<Address>,
 }
 
+impl ReceiveOp {
+    /// Step without which this one is not safe: an address that takes packets refuses all other ports.
+    #[must_use]
+    pub fn needs(self) -> Option<Self> {
+        match self {
+            Self::AddRoute(address) => Some(Self::AddAddress(address)),
+            Self::RemoveAddress(address) => Some(Self::RemoveRoute(address)),
+            _ => None,
+        }
+    }
+}
+
 impl ReceiveTable {
     /// Steps from this content to one with all that is wanted, and with what is kept.
     pub fn plan(&self, wanted: &ReceivedPorts, keeps: impl Fn(&Frontend) -> bool) -> Vec<ReceiveOp> {

@@ -161,6 +161,41 @@ fn meaning(table: &ReceiveTable, frontend: &Frontend) -> Option<(u16, Option<BTr
     Some((port, (group != 0).then(|| of_group.collect())))
 }
 
+/// The oldest Services come first. A younger one that does not fit leaves room for a smaller one.
+#[test]
+fn services_without_room_are_problems_of_their_own() {
+    let mut store = store();
+    let put = |store: &mut Store, name: &str, year: u32, ports: std::ops::Range<usize>| {
+        let ports = |field: &str| -> Vec<Value> {
+            ports.clone().map(|port| json!({"name": format!("p{port}"), "port": port, field: port})).collect()
+        };
+        let metadata =
+            json!({"name": name, "namespace": "default", "creationTimestamp": format!("{year}-01-01T00:00:00Z")});
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": metadata,
+            "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"],
+                "ipFamilies": ["IPv4"], "ports": ports("targetPort")},
+            "status": {"loadBalancer": {"ingress": [{"ip": vip(1)}, {"ip": vip(2)}]}},
+        });
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": name}},
+            "addressType": "IPv4", "endpoints": [{"addresses": [OWN]}], "ports": ports("ignored"),
+        });
+        store.apply(Event::Service(Box::new(serde_json::from_value(service).unwrap())));
+        store.apply(Event::EndpointSlice(Box::new(serde_json::from_value(slice).unwrap())));
+    };
+    put(&mut store, "a-young", 2024, 1_000..1_600);
+    put(&mut store, "b-old", 2020, 1_000..1_600);
+    put(&mut store, "c-small", 2025, 2_000..2_100);
+    let mut planner = ReceivePlanner::new(vec![AddressRange::parse(RANGE).unwrap()]);
+    planner.sync(&store);
+    let services: BTreeSet<_> = planner.received().iter().map(|received| received.service.to_string()).collect();
+    assert_eq!(services, ["default/b-old", "default/c-small"].map(str::to_owned).into());
+    let problems: Vec<_> = planner.problems().map(|problem| problem.to_string()).collect();
+    assert_eq!(problems, ["Service default/a-young: not received: 2048 addresses and ports are, at most"]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 200 } else { 2_000 }))]
 

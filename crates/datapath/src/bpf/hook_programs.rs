@@ -15,7 +15,9 @@ use aya_obj::generated::bpf_attach_type as AttachType;
 use super::{
     cgroups::cgroup_id,
     pins::PinDir,
+    policy::PolicyPins,
     program::Program,
+    receive::ReceivePins,
     syscalls::{effective_programs, link_cgroup, obj_get, program_name},
     takeover::kept_programs,
 };
@@ -81,7 +83,9 @@ pub fn hook_programs(pins: &PinDir, cgroup: &Path, most: usize) -> HookPrograms 
         let link = obj_get(&pins.object(program.link), 0).and_then(|link| link_cgroup(link.as_fd()));
         link.ok().filter(|link| link.cgroup_id != 0)
     });
-    let (older, id) = (kept_programs(pins), cgroup_id(cgroup).unwrap_or_default());
+    let mut known = kept_programs(pins);
+    known.extend(linked_programs(pins));
+    let id = cgroup_id(cgroup).unwrap_or_default();
     let mut found = HookPrograms::default();
     let mut waiting = VecDeque::from([cgroup.to_owned()]);
     while let Some(dir) = waiting.pop_front() {
@@ -95,7 +99,7 @@ pub fn hook_programs(pins: &PinDir, cgroup: &Path, most: usize) -> HookPrograms 
             if expected.is_some_and(|own| !ids.contains(&own.program_id)) {
                 found.without_ours.get_or_insert_with(|| dir.clone());
             }
-            let is_ours = |id: &u32| own.is_some_and(|own| own.program_id == *id) || older.contains(id);
+            let is_ours = |id: &u32| own.is_some_and(|own| own.program_id == *id) || known.contains(id);
             ids.iter().filter(|id| !is_ours(id)).for_each(|id| found.record(*id, program.link, &dir));
         }
         if found.cgroups == most {
@@ -109,6 +113,13 @@ pub fn hook_programs(pins: &PinDir, cgroup: &Path, most: usize) -> HookPrograms 
         other.name = program_name(other.id);
     }
     found
+}
+
+/// Programs of a policy, and of received addresses, at the hooks that translate, too.
+fn linked_programs(pins: &PinDir) -> impl Iterator<Item = u32> {
+    let directories = [PolicyPins::new(pins).directory().to_owned(), ReceivePins::new(pins).directory().to_owned()];
+    let links = directories.into_iter().flat_map(|dir| Program::ALL.map(|program| dir.join(program.link)));
+    links.filter_map(|link| Some(link_cgroup(obj_get(&link, 0).ok()?.as_fd()).ok()?.program_id))
 }
 
 /// Links of ours whose programs do not run for processes in `cgroup`: they are attached elsewhere, or detached.

@@ -6,7 +6,7 @@ use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, SockHash,
 use cproxy_core::{Address, AddressRange, Frontend, Protocol, ReceiveOp, ReceiveTable, ReceivedPort};
 use cproxy_ebpf::{
     PROTOCOL_TCP, PROTOCOL_UDP,
-    receive::{ANY_V6_ONLY, ListenerKey, ReceiveCounter, ReceivedKey, ReceivedWord, SourcePrefix},
+    receive::{ANY_V6_ONLY, LISTENERS_MAX, ListenerKey, ReceiveCounter, ReceivedKey, ReceivedWord, SourcePrefix},
 };
 
 use super::{COUNTERS, LISTENERS, RECEIVED, ReceivePins, SOURCES};
@@ -47,6 +47,9 @@ pub struct ReceiveMaps {
 }
 
 impl ReceiveMaps {
+    /// TCP sockets that listen and may be known, at most.
+    pub const LISTENERS_MAX: u32 = LISTENERS_MAX;
+
     /// Opens the pinned maps, for writing or for reading alone.
     ///
     /// # Errors
