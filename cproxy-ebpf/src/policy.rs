@@ -9,7 +9,7 @@
 //! POLICY_INTERVALS  array of arrays          slot       -> Interval, sorted within a run
 //!
 //! written by the programs
-//! POLICY_REPLIES    LRU hash     ReplyKey   -> u64       (second of the last datagram)
+//! POLICY_REPLIES    LRU hash     ReplyKey   -> u64       (second of the last datagram, and its direction in the lowest bit)
 //! POLICY_DENIALS    LRU hash     DenialKey  -> Denial
 //! POLICY_COUNTERS   per CPU      Counter    -> u64
 //! POLICY_EVENTS     array of ring buffers    observation::Event; empty but while `cproxy trace` runs
@@ -143,6 +143,8 @@ pub enum PolicyCounter {
 
 /// Direction in keys and arguments of the programs: 0 is ingress.
 pub const EGRESS: u8 = 1;
+/// The other one.
+pub const INGRESS: u8 = 0;
 /// Rule of an interval that no rule has made.
 pub const NO_RULE: u32 = (1 << RULE_BITS) - 1;
 

@@ -28,6 +28,8 @@ mod own_address;
 mod peer;
 #[path = "policy_programs/replies.rs"]
 mod replies;
+#[path = "policy_programs/setsockopt.rs"]
+mod setsockopt;
 mod sock_addr;
 #[path = "policy_programs/sock_create.rs"]
 mod sock_create;

@@ -11,7 +11,7 @@ use std::{fmt, path::PathBuf};
 
 use clap::Args;
 use cproxy_core::{Balance, Exclusions, NodeContext};
-use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, sockets::TerminateSockets};
+use cproxy_datapath::{EXCLUDED_CGROUPS_MAX, EXCLUSIONS_MAX, bpf::PolicyPins, sockets::TerminateSockets};
 use cproxy_wire::ApiServer;
 
 pub(crate) use self::choice::choice;
@@ -122,6 +122,7 @@ impl Config {
             ("--exclude-cgroup", exclude_cgroup.len(), EXCLUDED_CGROUPS_MAX - usize::from(has_netns)),
             ("--exclude-uid", exclude_uid.len(), EXCLUSIONS_MAX),
             ("--exclude-port", exclude_port.len(), EXCLUSIONS_MAX),
+            ("--policy-exempt-cgroup", self.policy.policy_exempt_cgroup.len(), PolicyPins::EXEMPT_CGROUPS_MAX),
         ];
         let Some((flag, count, most)) = counts.into_iter().find(|(_, count, most)| count > most) else {
             return Ok(());

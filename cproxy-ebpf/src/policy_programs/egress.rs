@@ -8,9 +8,9 @@ use core::ptr::addr_of;
 
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_retval, macros::cgroup_sock_addr, programs::SockAddrContext};
 use cproxy_ebpf::{
-    PROTOCOL_UDP,
+    PROTOCOL_UDP, V4_MAPPED_WORD,
     observation::Call,
-    policy::{DENIED_CANARIES, DENIED_CANARY_PORT, EGRESS, POLICY_REFUSED_SLOT, ReplyKey, StateWord},
+    policy::{DENIED_CANARIES, DENIED_CANARY_PORT, EGRESS, INGRESS, POLICY_REFUSED_SLOT, ReplyKey, StateWord},
 };
 
 use crate::{
@@ -24,6 +24,7 @@ use crate::{
     peer::{self, backend_is},
     replies,
     sock_addr::{ALLOW, DENY, Family, V4, V6, is_current_peer, own_port, protocol, read_endpoint, rewrite},
+    subprogram::opaque,
 };
 
 /// 1 if this kernel has `bpf_get_retval` for these hooks (Linux 5.18). The agent sets it before it loads the programs.
@@ -58,7 +59,7 @@ fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     }
     let Some(protocol) = protocol(ctx) else { return ALLOW };
     let destination = read_endpoint::<F>(ctx);
-    if is_allowed(ctx, state, &destination, protocol, Call::Connect, None) {
+    if passage(ctx, state, &destination, protocol, Call::Connect, None) != Passage::Denied {
         return ALLOW;
     }
     if protocol == PROTOCOL_UDP { connect_to_nobody::<F>(ctx, &destination) } else { DENY }
@@ -73,49 +74,77 @@ fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
         return ALLOW;
     }
     let key = ReplyKey { peer: destination.address, peer_port: destination.port, own_port: own_port(ctx) };
-    if state.egress() && !is_allowed(ctx, state, &destination, PROTOCOL_UDP, Call::Send, Some(&key)) {
-        return DENY;
+    if state.egress() {
+        match passage(ctx, state, &destination, PROTOCOL_UDP, Call::Send, Some(&key)) {
+            Passage::Allowed => {}
+            Passage::Reply => return ALLOW,
+            Passage::Denied => return DENY,
+        }
     }
     if state.ingress() {
         let question = Question {
             peer: destination.address,
             port: u16::from_be(key.own_port),
             protocol: PROTOCOL_UDP,
-            direction: 0,
+            direction: INGRESS,
         };
         if !decide(state, &question).allows() {
-            replies::record(&key);
+            replies::record(&key, EGRESS);
         }
     }
     ALLOW
 }
 
-/// True if the call may go on.
+/// Whether a call may go on.
+#[derive(PartialEq)]
+enum Passage {
+    Allowed,
+    /// As the answer to a datagram.
+    Reply,
+    Denied,
+}
+
 #[inline(always)]
-fn is_allowed(
+fn passage(
     ctx: &SockAddrContext,
     state: StateWord,
     destination: &Endpoint,
     protocol: u8,
     call: Call,
     reply: Option<&ReplyKey>,
-) -> bool {
-    let question =
-        Question { peer: destination.address, port: u16::from_be(destination.port), protocol, direction: EGRESS };
+) -> Passage {
+    let question = Question {
+        peer: or_loopback(&destination.address),
+        port: u16::from_be(destination.port),
+        protocol,
+        direction: EGRESS,
+    };
     let decision = decide(state, &question);
-    if decision.allows() || reply.is_some_and(replies::may_reply) {
-        return true;
+    if decision.allows() {
+        return Passage::Allowed;
+    }
+    if reply.is_some_and(|reply| replies::may_reply(reply, EGRESS)) {
+        return Passage::Reply;
     }
     // The rest costs denied calls alone.
     if peer::is_agents_socket(ctx) || !is_policed(ctx.as_ptr()) || is_refused_already() {
-        return true;
+        return Passage::Allowed;
     }
     if is_canary(destination) {
-        return state.audit();
+        return if state.audit() { Passage::Allowed } else { Passage::Denied };
     }
     let is_denied = denials::record(state, &question, decision);
     events::call(ctx, &question, decision, call, !is_denied);
-    !is_denied
+    if is_denied { Passage::Denied } else { Passage::Allowed }
+}
+
+/// The address, or that of the loopback device for the one that stands for it (`0.0.0.0`, `::`).
+#[inline(always)]
+fn or_loopback(address: &[u32; 4]) -> [u32; 4] {
+    let [a, b, c, d] = *address;
+    let is_any = opaque((a | b | c & !V4_MAPPED_WORD | d) as u64) == 0;
+    let last = if c == 0 { 1u32.to_be() } else { u32::from_ne_bytes([127, 0, 0, 1]) };
+    if is_any { [a, b, c, last] } else { *address }
 }
 
 /// True for the agent's own test of a denial.

@@ -6,7 +6,7 @@ use core::ptr::addr_of;
 use aya_ebpf::bindings::bpf_sk_lookup;
 use cproxy_ebpf::{
     PROTOCOL_TCP, PROTOCOL_UDP,
-    policy::{EGRESS, ReplyKey},
+    policy::{EGRESS, INGRESS, ReplyKey},
     v4_mapped,
 };
 
@@ -64,18 +64,18 @@ pub(crate) fn is_denied(packet: &Packet) -> bool {
         return false;
     }
     let key = ReplyKey { peer, peer_port, own_port: port.to_be() };
-    let question = Question { peer, port, protocol, direction: 0 };
+    let question = Question { peer, port, protocol, direction: INGRESS };
     let decision = if state.ingress() { decide(state, &question) } else { Decision::ALLOWED };
     if decision.allows() {
         if protocol == PROTOCOL_UDP && state.egress() {
             let back = Question { peer, port: u16::from_be(peer_port), protocol, direction: EGRESS };
             if !decide(state, &back).allows() {
-                replies::record(&key);
+                replies::record(&key, INGRESS);
             }
         }
         return false;
     }
-    if protocol == PROTOCOL_UDP && replies::may_reply(&key) {
+    if protocol == PROTOCOL_UDP && replies::may_reply(&key, INGRESS) {
         return false;
     }
     if port == 0 {

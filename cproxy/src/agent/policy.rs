@@ -29,7 +29,7 @@ use cproxy_policy::{Compiled, Directions, Operation, PodPolicy, PolicyTable, Set
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::spawn_blocking,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 
 pub(super) use self::follow::{Feed, FeedSender, follow_relay, send_files};
@@ -109,6 +109,7 @@ pub(super) struct PolicyTask {
     /// Whether the pod stays closed, for a snapshot, whatever the source says.
     is_held: bool,
     settings: PolicySettings,
+    exempt: Vec<PathBuf>,
     gauges: Arc<PolicyGauges>,
 }
 
@@ -211,6 +212,9 @@ struct Hooks {
     is_confined: bool,
 }
 
+/// Time between two looks for exempt cgroups that were made again.
+const EXEMPT_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Checks settings before anything is attached.
 pub(super) fn check(config: &Config) -> Result<(), PolicyStartError> {
     let settings = &config.policy;
@@ -224,12 +228,12 @@ pub(super) fn check(config: &Config) -> Result<(), PolicyStartError> {
     if !config.source.manifests.is_empty() && settings.policy_pod.is_none() {
         return Err(PolicyStartError::NoPod);
     }
-    exempt_cgroups(config).map(drop)
+    exempt_cgroups(&settings.policy_exempt_cgroup)?;
+    Ok(())
 }
 
-fn exempt_cgroups(config: &Config) -> Result<Vec<ExcludedCgroup>, PolicyStartError> {
-    let dirs = config.policy.policy_exempt_cgroup.iter();
-    Ok(dirs.map(|dir| excluded_cgroup(dir)).collect::<Result<_, _>>()?)
+fn exempt_cgroups(dirs: &[PathBuf]) -> Result<Vec<ExcludedCgroup>, CgroupError> {
+    dirs.iter().map(|dir| excluded_cgroup(dir)).collect()
 }
 
 /// Warns of a policy that an earlier agent has left in force, which an agent without one does not follow.
@@ -268,7 +272,7 @@ impl PolicyTask {
         let mut maps = PolicyMaps::open(&own_pins)?;
         let settings = PolicySettings {
             netns_cookie: netns_cookie().map_err(PolicyStartError::Netns)?,
-            exempt_cgroups: exempt_cgroups(config)?,
+            exempt_cgroups: exempt_cgroups(&config.policy.policy_exempt_cgroup)?,
             is_audited: config.policy.policy == PolicyMode::Audit,
         };
         maps.configure(&settings)?;
@@ -304,6 +308,7 @@ impl PolicyTask {
             is_held: false,
             retry: None,
             settings,
+            exempt: config.policy.policy_exempt_cgroup.clone(),
             gauges: Arc::default(),
         };
         if task.maps.has_policy()? {
@@ -359,7 +364,22 @@ impl PolicyTask {
                 Some(order) = self.orders.1.recv() => self.carry_out(order, &feed).await,
                 () = due(self.retry), if self.retry.is_some() => self.write().await,
                 Some(sender) = self.reports.1.recv() => drop(sender.send(Some(self.report()))),
+                () = sleep(EXEMPT_INTERVAL), if !self.exempt.is_empty() => self.look_at_exempt_cgroups(),
             }
+        }
+    }
+
+    /// Takes over exempt cgroups that were removed and made again, as by the restart of a service. One that is not there
+    /// at the moment changes nothing.
+    fn look_at_exempt_cgroups(&mut self) {
+        let Ok(exempt_cgroups) = exempt_cgroups(&self.exempt) else { return };
+        if exempt_cgroups == self.settings.exempt_cgroups {
+            return;
+        }
+        self.settings.exempt_cgroups = exempt_cgroups;
+        match self.maps.configure(&self.settings) {
+            Ok(()) => tracing::info!("an exempt cgroup was made again"),
+            Err(error) => tracing::error!("exempt cgroups: {error}"),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::{
     fs, io,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
     time::Duration,
@@ -345,6 +345,90 @@ fn audit_denies_nothing() {
     assert_eq!(kind(connects(OTHER.v4, TCP)), Ok(()));
 }
 
+/// What passes as a reply lets nothing more pass.
+#[test]
+fn a_flow_of_datagrams_ends_with_the_rule_that_has_allowed_it() {
+    let pods = Pods::new();
+    let to_other = json!([{"podSelector": {"matchLabels": {"app": "other"}}}]);
+    let flows = json!({
+        "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": to_other, "ports": [{"port": CLOSED, "protocol": "UDP"}]}], "egress": [{"to": to_other}],
+    });
+    pods.write(&[policy("both", flows)], "other");
+    let _agent = pods.enforce();
+    let [out, into] = [TCP, CLOSED].map(|port| UdpSocket::bind((WEB.v4, port)).unwrap());
+    let of_other = pods.other.run(|| UdpSocket::bind((OTHER.v4, TCP))).unwrap();
+    let sends = || kind(out.send_to(b"x", (OTHER.v4, TCP)));
+    let arrives = |within: Duration| {
+        of_other.send_to(b"x", (WEB.v4, CLOSED)).ok();
+        into.set_read_timeout(Some(within)).unwrap();
+        kind(into.recv(&mut [0; 8]))
+    };
+    assert_eq!((sends(), arrives(SYNC)), (Ok(()), Ok(())));
+    pods.write(&[both()], "other");
+    eventually(SYNC, "the change is in force", || {
+        let fresh = kind(UdpSocket::bind((WEB.v4, 0)).unwrap().send_to(b"x", (OTHER.v4, TCP)));
+        if fresh == DENIED { Ok(()) } else { Err(format!("{fresh:?}")) }
+    });
+    assert_eq!(sends(), DENIED);
+    assert_eq!(arrives(Duration::from_millis(500)), Err(io::ErrorKind::WouldBlock));
+}
+
+#[test]
+fn the_address_of_nobody_is_the_pod_itself() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let _agent = pods.enforce();
+    let _server = TcpListener::bind(("::", CLOSED)).unwrap();
+    for address in ["0.0.0.0", "::", "::ffff:0.0.0.0"] {
+        let called = TcpStream::connect((address, CLOSED));
+        assert_eq!(kind(called), Ok(()), "{address}");
+    }
+}
+
+/// A routing header would send the packets of an allowed call to any other address.
+#[test]
+fn a_socket_gets_no_routing_header_while_egress_is_isolated() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    // By way of the other pod: struct ipv6_sr_hdr, and two segments.
+    let mut header = vec![0, 4, 4, 1, 1, 0, 0, 0];
+    header.extend([CLIENT.v6, OTHER.v6].iter().flat_map(|address| address.octets()));
+    let sets = || {
+        let socket = UdpSocket::bind(("::", 0)).unwrap();
+        let (level, length) = (libc::IPPROTO_IPV6, header.len() as libc::socklen_t);
+        // SAFETY: an open socket, and bytes of this length.
+        let result =
+            unsafe { libc::setsockopt(socket.as_raw_fd(), level, libc::IPV6_RTHDR, header.as_ptr().cast(), length) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error().kind()) }
+    };
+    assert_eq!(sets(), Ok(()));
+    let _agent = pods.enforce();
+    assert_eq!(sets(), DENIED);
+}
+
+#[test]
+fn a_policy_that_cannot_be_read_leaves_the_former_and_is_named() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let _agent = pods.enforce();
+    let get = || {
+        let run_dir = pods.sandbox.run_dir();
+        cproxy(&pods.sandbox, &["get", "policy", "--run-dir", run_dir.to_str().unwrap()]).success().stdout
+    };
+    assert!(!get().contains("missing"), "{}", get());
+    let mut unread = policy("later", json!({"podSelector": {}}));
+    unread["metadata"]["labels"] = json!({"release": 5});
+    pods.write(&[unread, both()], "other");
+    eventually(SYNC, "it is named", || {
+        let text = get();
+        if text.contains("missing") && text.contains("shop/later") { Ok(()) } else { Err(text) }
+    });
+    assert_eq!((kind(connects(CLIENT.v4, CLOSED)), kind(connects(OTHER.v4, TCP))), (REFUSED, DENIED));
+    pods.write(&[both()], "other");
+    eventually(SYNC, "it is as before", || if get().contains("missing") { Err(get()) } else { Ok(()) });
+}
+
 #[test]
 fn settings_that_do_not_fit_are_refused() {
     let pods = Pods::new();
@@ -356,6 +440,11 @@ fn settings_that_do_not_fit_are_refused() {
     let mut agent = pods.agent("enforce").args(["--policy-exempt-cgroup", "/nowhere"]).spawn();
     assert_eq!(agent.wait(SYNC).and_then(|status| status.code()), Some(2), "the agent ends");
     assert!(!agent.log().contains("attached"), "{}", agent.log());
+    let exempt = ["--policy-exempt-cgroup", pods.sandbox.cgroup().to_str().unwrap()];
+    let nine = exempt.into_iter().cycle().take(18);
+    let mut agent = nine.fold(pods.agent("enforce"), |agent, word| agent.arg(word)).spawn();
+    assert_eq!(agent.wait(SYNC).and_then(|status| status.code()), Some(2), "the agent ends");
+    assert!(agent.log().contains("--policy-exempt-cgroup: 9 values; at most 8 are allowed"), "{}", agent.log());
 }
 
 #[test]

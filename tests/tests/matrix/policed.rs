@@ -9,10 +9,11 @@ use std::{
     fs,
     io::{self, Write as _},
     net::{IpAddr, SocketAddr, UdpSocket},
-    os::fd::AsRawFd as _,
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     thread,
 };
 
+use cproxy_datapath::bpf::{PinDir, PolicyPins, PolicyReader};
 use cproxy_tests::{
     Server, echo,
     process::eventually,
@@ -516,6 +517,27 @@ fn calls_of_a_process_in_an_exempt_cgroup_are_not_looked_at() {
         connect_in_child(Some(&members(cgroup)), STRANGER, None);
     }
     assert_eq!(connect(&Form::V4.tcp(), STRANGER), "EPERM", "elsewhere");
+    // What one has sent lets nobody else send from that port.
+    let (socket, to) = (UdpSocket::bind((pod(WEB).v4, 0)).unwrap(), SocketAddr::from((pod(STRANGER).v4, POD_PORT)));
+    let mut members = members(&exempt);
+    in_child(|| {
+        members.write_all(b"0").map_err(|_| handles::Step::Descriptor)?;
+        handles::check(handles::Step::Send, socket.send_to(b"x", to).is_ok())
+    });
+    let error = socket.send_to(b"x", to).err().and_then(|error| error.raw_os_error());
+    assert_eq!(error, Some(libc::EPERM));
+    // A service manager removes the cgroup of a service that it restarts, and makes it again.
+    for cgroup in [&below, &exempt] {
+        fs::remove_dir(cgroup).unwrap();
+    }
+    fs::create_dir(&exempt).unwrap();
+    let pins = PolicyPins::new(&PinDir::new(&world.world.sandbox.pin_dir()));
+    let id = fs::metadata(&exempt).unwrap().ino();
+    eventually(SYNC, "it is exempt again", || {
+        let state = PolicyReader::new(pins.clone()).unwrap().state().unwrap();
+        if state.exempt_cgroups.contains(&id) { Ok(()) } else { Err(format!("{:?}", state.exempt_cgroups)) }
+    });
+    connect_in_child(Some(&self::members(&exempt)), STRANGER, None);
 }
 
 /// Peers that get a datagram each, and denied ones, that the programs remember after more of them.

@@ -117,7 +117,7 @@ pub(in crate::agent) fn send_files(files: &Files, sender: &watch::Sender<Option<
     if !unread.is_empty() || files.has_unread_file() {
         // It might isolate the pod.
         let what = if unread.is_empty() { "a file".to_owned() } else { unread.join(", ") };
-        sender.send_replace(Some(vec![Update::Failed(format!("the manifests cannot be used as a whole: {what}"))]));
+        sender.send_replace(Some(vec![Update::Unusable(format!("the manifests cannot be used as a whole: {what}"))]));
         return;
     }
     let resolver: Resolver = objects.events().collect();

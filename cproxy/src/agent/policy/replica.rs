@@ -12,6 +12,8 @@ pub(in crate::agent) enum Update {
     Slices(Change<SliceName, AddressSlice>),
     /// The source does not show objects of a kind, with the reason.
     Failed(String),
+    /// The source has something else now that cannot be used, with the reason.
+    Unusable(String),
     /// The source is an API server, which has no policies of pods, with its answer.
     NoRelay(String),
 }
@@ -32,6 +34,8 @@ pub(super) struct Replica {
     policies: Kind<ObjectName, PodPolicy>,
     slices: Kind<SliceName, AddressSlice>,
     failure: Option<String>,
+    /// Why what the source has now cannot be used.
+    unusable: Option<String>,
     /// Whether the source is an API server.
     has_no_relay: bool,
 }
@@ -60,9 +64,13 @@ impl Replica {
 
     pub(super) fn apply(&mut self, update: Update) {
         match update {
-            Update::Policies(change) => self.policies.apply(change),
+            Update::Policies(change) => {
+                self.unusable = None;
+                self.policies.apply(change);
+            }
             Update::Slices(change) => self.slices.apply(change),
             Update::Failed(reason) => self.failure = Some(reason),
+            Update::Unusable(reason) => self.unusable = Some(reason),
             Update::NoRelay(answer) => {
                 self.failure = Some(format!("{answer}: an API server has no policies of pods, a cproxy-relay has"));
                 self.has_no_relay = true;
@@ -83,6 +91,9 @@ impl Replica {
     /// # Errors
     /// Something is missing: what.
     pub(super) fn complete(&self, pod: Option<&ObjectName>) -> Result<Complete<'_>, String> {
+        if let Some(reason) = &self.unusable {
+            return Err(reason.clone());
+        }
         if !self.policies.is_synced {
             return Err(self.failure.clone().unwrap_or_else(|| "the source has not shown the pod's policy yet".into()));
         }

@@ -103,6 +103,7 @@ pub(super) fn load_named(object: &mut Ebpf, name: &'static str) -> Result<u32, L
         Loadable::CgroupSock(found) => found.load(),
         Loadable::SkLookup(found) => found.load(),
         Loadable::SockOps(found) => found.load(),
+        Loadable::CgroupSockopt(found) => found.load(),
         _ => return Err(LoadError::Missing(name)),
     };
     loaded.map_err(|error| LoadError::refused(name, &error))?;

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cproxy_ebpf::policy::POLICY_LAYOUT_VERSION;
+use cproxy_ebpf::policy::{EXEMPT_CGROUPS_MAX, POLICY_LAYOUT_VERSION};
 
 use super::{names::MAPS, program::policy_programs};
 use crate::bpf::{linked::LinkedPins, pins::PinDir};
@@ -15,6 +15,9 @@ use crate::bpf::{linked::LinkedPins, pins::PinDir};
 pub struct PolicyPins(pub(in crate::bpf) LinkedPins);
 
 impl PolicyPins {
+    /// Exempt cgroups, at most.
+    pub const EXEMPT_CGROUPS_MAX: usize = EXEMPT_CGROUPS_MAX;
+
     /// The pins beside a table's; nothing is touched yet.
     #[must_use]
     pub fn new(pins: &PinDir) -> Self {
