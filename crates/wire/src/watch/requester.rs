@@ -1,9 +1,6 @@
 //! Requests for lists and watches, in an encoding that the server and the proxies in front of it can send.
 
-use std::{
-    pin::Pin,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{
     transport::link::Transport,
@@ -49,15 +46,8 @@ impl<'a, T: Transport> Requester<'a, T> {
     }
 
     /// Sends a request. If the server, or a proxy in front of it, refuses protobuf, JSON alone is asked for from then
-    /// on. The future is boxed, so that the watches of all resources share its code.
-    pub(crate) fn send<'r>(
-        &'r self,
-        request: &'r Request,
-    ) -> Pin<Box<dyn Future<Output = Result<Response, ApiError>> + Send + 'r>> {
-        Box::pin(self.send_in_any_encoding(request))
-    }
-
-    async fn send_in_any_encoding(&self, request: &Request) -> Result<Response, ApiError> {
+    /// on.
+    pub(crate) async fn send(&self, request: &Request) -> Result<Response, ApiError> {
         let zstd = self.accepts_zstd.load(Ordering::Relaxed);
         let get = |protobuf| Response::get(self.transport, request, AcceptedEncodings { protobuf, zstd });
         let accepts_protobuf = self.accepts_protobuf.load(Ordering::Relaxed);
