@@ -32,6 +32,24 @@ impl AttachType {
     }
 }
 
+/// The links of a directory of pins, by name; none without the directory.
+///
+/// # Errors
+/// It cannot be read.
+pub fn links(directory: &Path) -> io::Result<Vec<(String, Link)>> {
+    let Ok(entries) = fs::read_dir(directory) else { return Ok(Vec::new()) };
+    let mut links = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        // Maps and programs are pinned there, too.
+        if let Ok(link) = Link::open(&entry.path()) {
+            links.push((entry.file_name().to_string_lossy().into_owned(), link));
+        }
+    }
+    links.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    Ok(links)
+}
+
 /// A loaded program.
 #[derive(Debug)]
 pub struct Program(OwnedFd);

@@ -2,11 +2,13 @@
 
 pub mod arena;
 pub mod bpf;
+pub mod calls;
 pub mod kube_proxy;
 pub mod machine;
 pub mod node;
 pub mod paired;
 pub mod plot;
+pub mod pod;
 pub mod pods;
 pub mod report;
 pub mod rest;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cproxy_core::Problem;
+use cproxy_core::{Problem, sorted_set};
 
 /// Problems that were logged and still hold.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl ProblemLog {
     /// The same, with those that have ended.
     #[must_use]
     pub(crate) fn exchange(&mut self, current: impl IntoIterator<Item = Problem>) -> ProblemChanges {
-        let current = BTreeSet::from_iter(current);
+        let current = sorted_set(current);
         let new = current.difference(&self.0).cloned().collect();
         let ended = self.0.difference(&current).cloned().collect();
         self.0 = current;

@@ -1,14 +1,23 @@
 //! The example of a virtual-kubelet provider with the real controllers: pods in microVMs of their own.
 
 mod long {
-    use std::{collections::BTreeSet, time::Instant};
+    use std::{
+        collections::BTreeSet,
+        fs,
+        net::SocketAddr,
+        time::{Duration, Instant},
+    };
 
     use cproxy_tests::{
+        control_plane,
         fleet::{Clients, Fleet, NAMESERVER, PATIENCE, Selector, WEB},
+        http,
+        kube_proxy::KubeProxy,
+        manifest,
         process::eventually,
         sandbox::Sandbox,
     };
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     #[test]
     fn pods_of_a_fleet_reach_each_other_by_name_and_leave_a_dead_one() {
@@ -108,6 +117,59 @@ spec:
             let log = stranger.log();
             if log.contains("answer ") { Ok(()) } else { Err(log) }
         });
+    }
+
+    /// Address of a load balancer, and of a client outside the cluster with its gateway.
+    const BALANCER: &str = "203.0.113.10";
+    const CLIENT: &str = "198.51.100.7";
+    const GATEWAY: &str = "198.51.100.1";
+
+    /// What works without `--receive`: a kube-proxy on an ordinary node leads node ports and addresses of load
+    /// balancers to pods in VMs, which see the node as their client.
+    #[test]
+    fn kube_proxy_on_an_ordinary_node_serves_pods_in_vms() {
+        let sandbox = Sandbox::for_test();
+        let fleet = Fleet::start(&sandbox);
+        fleet.apply(NAMESERVER);
+        let who = "printf '#!/bin/sh\\\\n echo; echo $REMOTE_ADDR\\\\n' >/www/cgi-bin/who && chmod +x /www/cgi-bin/who";
+        fleet.apply(&WEB.replace("mkdir -p /www", &format!("mkdir -p /www/cgi-bin && {who}")));
+        fleet.wait_ready(Selector::NAMESERVER, 1);
+        let (pods, _) = fleet.wait_ready(Selector::WEB, 2);
+        // No kubelet runs there.
+        let mut node = manifest::node(control_plane::NODE, "");
+        node["spec"] = json!({"unschedulable": true});
+        fleet.control_plane.apply([node]);
+        let patch = |object: &[&str], patch: Value| {
+            let words = [&["patch"], object, &["--subresource=status", "--type=merge", "-p", &patch.to_string()]];
+            fleet.kubectl(&words.concat());
+        };
+        patch(&["node", control_plane::NODE], manifest::node_status([control_plane::ADDRESS]));
+        fleet.kubectl(&["patch", "service", "web", "-p", r#"{"spec": {"type": "LoadBalancer"}}"#]);
+        patch(&["service", "web"], json!({"status": {"loadBalancer": {"ingress": [{"ip": BALANCER}]}}}));
+        let client = sandbox.empty_neighbour();
+        sandbox.ip(&format!(
+            "link add outside type veth peer name eth0 netns {}\naddress add {GATEWAY}/24 dev outside\n\
+             link set outside up\n",
+            client.path().display()
+        ));
+        let inside = format!("address add {CLIENT}/24 dev eth0\nlink set eth0 up\nroute add default via {GATEWAY}\n");
+        sandbox.ip_in(&client, &inside);
+        sandbox.netns().run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1")).expect("root may set it");
+        let _kube_proxy = KubeProxy::spawn(&sandbox, &fleet.control_plane);
+
+        let port = fleet.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.ports[0].nodePort}"]);
+        let wanted: BTreeSet<_> = pods.iter().map(|pod| pod.name.clone()).collect();
+        for at in [format!("{BALANCER}:80"), format!("{}:{port}", control_plane::ADDRESS)] {
+            let at: SocketAddr = at.parse().expect("an address and a port");
+            let get = |path: &str| client.run(|| http::get_within(at, path, Duration::from_secs(10)));
+            let mut answered = BTreeSet::new();
+            eventually(PATIENCE, format!("both pods have answered at {at}"), || {
+                answered.insert(get("/").map_err(|error| error.to_string())?.trim().to_owned());
+                if answered == wanted { Ok(()) } else { Err(format!("{answered:?}")) }
+            });
+            let seen = get("/cgi-bin/who").expect("it is served");
+            assert!(seen.contains("10.244.1.1") && !seen.contains(CLIENT), "the pod sees the node: {seen}");
+        }
     }
 
     #[test]

@@ -59,6 +59,8 @@ enum Selection {
     Pods,
     /// Cost of a network policy for the pod and its agent, beside the kernel's packet filters
     Policy,
+    /// Cost of calls from outside to the address of a load balancer
+    Receive,
     /// CPU time and memory of the agent while it looks for stale sockets
     Sockets,
     /// Distribution of connections over endpoints, beside kube-proxy
@@ -82,7 +84,7 @@ enum Requirements {
 }
 
 /// In the order in which they run and are documented.
-const BENCHMARKS: [Selection; 19] = [
+const BENCHMARKS: [Selection; 20] = [
     Selection::Connect,
     Selection::Request,
     Selection::Wrk,
@@ -100,6 +102,7 @@ const BENCHMARKS: [Selection; 19] = [
     Selection::Relay,
     Selection::Pods,
     Selection::Policy,
+    Selection::Receive,
     Selection::Sockets,
     Selection::Balance,
 ];
@@ -167,6 +170,7 @@ impl Selection {
             Self::Relay => "relay",
             Self::Pods => "pods",
             Self::Policy => "policy",
+            Self::Receive => "receive",
             Self::Sockets => "sockets",
             Self::Balance => "balance",
             Self::Guest => "guest",
@@ -197,7 +201,7 @@ impl Selection {
             Self::Policy => Requirements::Programs,
             Self::Agent | Self::Start | Self::Propagation | Self::Fanout => Requirements::ControlPlane,
             Self::Relay | Self::Pods => Requirements::ControlPlane,
-            Self::Datapath | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
+            Self::Datapath | Self::Receive | Self::Sockets | Self::All | Self::Docs => Requirements::Nothing,
         }
     }
 

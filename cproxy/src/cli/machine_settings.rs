@@ -101,7 +101,8 @@ pub(super) fn with_settings(cli: Command) -> (Command, MachineSettings) {
 /// Variables that are named like settings and are none. An empty one is ignored, as by clap. Those that Kubernetes
 /// makes for a Service whose name begins with `cproxy` are no mistakes, nor are the relay's.
 pub(super) fn unknown_variables(cli: &Command) -> Vec<String> {
-    let mut known = BTreeSet::from([FILE_VARIABLE.to_owned()]);
+    let mut known = BTreeSet::new();
+    known.insert(FILE_VARIABLE.to_owned());
     add_variables(cli, &mut known);
     let is_of_service = |name: &str| name.contains("_SERVICE_") || name.contains("_PORT_") || name.ends_with("_PORT");
     let given = env::vars_os().filter(|(_, value)| !value.is_empty());

@@ -1,7 +1,8 @@
 //! Problems of objects and files.
 
 use cproxy_core::{Problem, printable};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::{
     table::{Cell, Column, TableRow},
@@ -9,7 +10,7 @@ use super::{
 };
 
 /// Present problem in the output of `cproxy get problems`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProblemRow {
     /// The object, as kind and namespace/name, or the file.
@@ -22,7 +23,23 @@ pub struct ProblemRow {
     pub since_seconds: u64,
 }
 
+/// Text of a row's field, if it has one.
+pub(super) fn text_of(row: &Value, field: &str) -> Option<String> {
+    row.get(field).and_then(Value::as_str).map(str::to_owned)
+}
+
 impl ProblemRow {
+    /// Row as an agent has sent it, which may be of another version.
+    #[must_use]
+    pub fn read(row: &Value) -> Self {
+        Self {
+            object: text_of(row, "object").unwrap_or_default(),
+            field: text_of(row, "field").unwrap_or_default(),
+            problem: text_of(row, "problem").unwrap_or_default(),
+            since_seconds: row.get("since_seconds").and_then(Value::as_u64).unwrap_or_default(),
+        }
+    }
+
     /// Row of a problem that the agent has had for some time.
     #[must_use]
     pub fn new(problem: &Problem, since_seconds: u64) -> Self {

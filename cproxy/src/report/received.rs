@@ -1,12 +1,16 @@
 //! Addresses and ports of load balancers that the pod receives.
 
 use cproxy_core::{Frontend, Protocol, Received};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 
-use super::table::{Cell, Column, TableRow};
+use super::{
+    problems::text_of,
+    table::{Cell, Column, TableRow},
+};
 
 /// Address and port in the output of `cproxy get receive`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReceivedRow {
     /// Address of the load balancer.
@@ -69,6 +73,24 @@ impl ReceivedRow {
             sources: received.iter().flat_map(|received| received.sources.iter().map(ToString::to_string)).collect(),
             state: if received.is_some() { "received" } else { "leaving" }.to_owned(),
             listener: listener.filter(|_| frontend.protocol == Protocol::Tcp).map(|one| one.as_str().to_owned()),
+        }
+    }
+
+    /// Row as an agent has sent it, which may be of another version.
+    #[must_use]
+    pub fn read(row: &Value) -> Self {
+        let text = |name: &str| text_of(row, name);
+        let port = |name: &str| row.get(name).and_then(Value::as_u64).unwrap_or_default() as u16;
+        let sources = row.get("sources").and_then(Value::as_array).into_iter().flatten();
+        Self {
+            address: text("address").unwrap_or_default(),
+            port: port("port"),
+            protocol: text("protocol").unwrap_or_default(),
+            pod_port: port("pod_port"),
+            service: text("service"),
+            sources: sources.filter_map(|source| source.as_str().map(str::to_owned)).collect(),
+            state: text("state").unwrap_or_default(),
+            listener: text("listener"),
         }
     }
 

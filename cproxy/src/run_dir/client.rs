@@ -24,6 +24,8 @@ use super::{
         RESPONSE_TIMEOUT, SOCKET,
     },
 };
+use serde_json::Value;
+
 use crate::{
     config::SettingRow,
     report::{AgentReport, FrontendRow, HealthReport, PodPolicyReport, ProblemRow, ReceivedRow, SourceReport},
@@ -89,8 +91,17 @@ pub fn fetch_health(run_dir: &Path) -> io::Result<HealthReport> {
 /// # Errors
 /// As [`fetch_source`].
 pub fn fetch_problems(run_dir: &Path) -> io::Result<Vec<ProblemRow>> {
-    let response = fetch(run_dir, REQUEST_PROBLEMS, RESPONSE_TIMEOUT)?;
-    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    let rows = fetch_rows(run_dir, REQUEST_PROBLEMS)?;
+    Ok(rows.iter().flatten().map(ProblemRow::read).collect())
+}
+
+/// Rows of a response that is an array; `None` if it is none.
+fn fetch_rows(run_dir: &Path, request: &str) -> io::Result<Option<Vec<Value>>> {
+    let response = serde_json::from_slice(&fetch(run_dir, request, RESPONSE_TIMEOUT)?);
+    match response.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
+        Value::Array(rows) => Ok(Some(rows)),
+        _ => Ok(None),
+    }
 }
 
 /// The pod's policy, as a running agent enforces it; `None` if it enforces none.
@@ -107,8 +118,8 @@ pub fn fetch_policy(run_dir: &Path) -> io::Result<Option<PodPolicyReport>> {
 /// # Errors
 /// As [`fetch_source`].
 pub fn fetch_received(run_dir: &Path) -> io::Result<Option<Vec<ReceivedRow>>> {
-    let response = fetch(run_dir, REQUEST_RECEIVE, RESPONSE_TIMEOUT)?;
-    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    let rows = fetch_rows(run_dir, REQUEST_RECEIVE)?;
+    Ok(rows.map(|rows| rows.iter().map(ReceivedRow::read).collect()))
 }
 
 /// A running agent's view of a destination.

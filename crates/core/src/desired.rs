@@ -320,8 +320,7 @@ fn addresses(store: &Store, service: &ServiceRow) -> Vec<(Address, FrontendSourc
     let external_ips = external_ips.map(|&ip| (ip, FrontendSource::ExternalIp, Scope::Cluster));
     let from_outside = balancer_ips.chain(external_ips).filter(|(ip, ..)| !is_own(store, *ip));
     let mut addresses: Vec<_> = cluster_ips.chain(from_outside).collect();
-    // The stable sort keeps the order of an address's sources.
-    addresses.sort_by_key(|&(address, ..)| address);
+    addresses.sort_unstable_by_key(|&(address, source, _)| (address, source));
     addresses.dedup_by(|&mut (address, _, scope), (first, _, first_scope)| {
         let is_same = address == *first;
         if is_same && (scope == Scope::Denied || *first_scope == Scope::Local) {

@@ -173,8 +173,7 @@ impl ReceivePlanner {
 
     fn those_without_room(&self) -> Vec<Arc<ServiceName>> {
         let mut services: Vec<_> = self.services.iter().collect();
-        // Of the same age, the first one by name stays the first.
-        services.sort_by_key(|service| service.created_s.unwrap_or(i64::MAX));
+        services.sort_unstable_by_key(|service| (service.created_s.unwrap_or(i64::MAX), &service.name));
         let mut used = 0;
         let mut without_room = Vec::new();
         for service in services {

@@ -1,39 +1,27 @@
 //! The calls that are measured, each with both of its ends in this thread, so that no other has to be woken.
 
 use std::{
-    io::{self, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    io,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     os::fd::OwnedFd,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result, ensure};
-use cproxy_benches::paired::Estimate;
-use cproxy_tests::sandbox::Sandbox;
-use rustix::{
-    io::Errno,
-    net::{
-        AddressFamily, SocketFlags, SocketType,
-        sockopt::{self, Timeout},
-    },
+use cproxy_benches::{
+    calls::{CALL_TIMEOUT, CALLS, accept, connects, median, micros, new_sockets, socket, stream_to, timed},
+    pod::enter,
 };
+use cproxy_tests::sandbox::Sandbox;
+use rustix::io::Errno;
 
 use crate::{
     engine::{ALLOWED, DENIED, PORT},
-    place::{Servers, Stand, enter},
+    place::{Servers, Stand},
 };
 
-/// Calls of a turn: few enough for a queue of connections, and to end before the machine's load changes.
-pub(crate) const CALLS: usize = 100;
-/// Bytes of a write to a stream: few enough that it never waits for the reader.
-const CHUNK: usize = 16 << 10;
-/// Writes of a turn.
-const CHUNKS: usize = 512;
 /// Payload of a datagram.
 const DATAGRAM: &[u8] = b"ping";
-
-/// Limit on a call. One that is dropped ends then.
-pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Figures of a turn; times in microseconds.
 pub(crate) type Figures = Vec<f64>;
@@ -82,12 +70,12 @@ pub(crate) fn all(sandbox: &Sandbox, stand: &Stand, outside: &Servers) -> Result
         client.set_read_timeout(Some(CALL_TIMEOUT)).context("setting a timeout")?;
         Ok((sockets, life, client))
     })??;
-    accept(outside)?;
+    accept(&outside.tcp)?;
     let (connect, connect_first) = connects(&sockets, server)?;
-    accept(outside)?;
+    accept(&outside.tcp)?;
     drop(sockets);
     let (udp, send) = datagrams(&client, &outside.udp, server)?;
-    let stream = pod.run(|| stream_to(server, outside))??;
+    let stream = pod.run(|| stream_to(server, &outside.tcp))??;
     enter(sandbox.cgroup())?;
     let (sockets, client) = sandbox.netns().run(|| -> Result<_> {
         let client = UdpSocket::bind((ALLOWED, 0)).context("a UDP socket")?;
@@ -95,35 +83,11 @@ pub(crate) fn all(sandbox: &Sandbox, stand: &Stand, outside: &Servers) -> Result
         Ok((new_sockets()?, client))
     })?;
     let (accepted, accepted_first) = connects(&sockets, own)?;
-    accept(&stand.servers)?;
+    accept(&stand.servers.tcp)?;
     drop(sockets);
     let (udp_in, _) = datagrams(&client, &stand.servers.udp, own)?;
     let turn: Turn = [connect, connect_first, udp, stream, accepted, accepted_first, udp_in, life, send];
     Ok(turn.into())
-}
-
-/// New sockets of a turn.
-fn new_sockets() -> Result<Vec<OwnedFd>> {
-    (0..CALLS).map(|_| socket()).collect()
-}
-
-/// A TCP socket whose calls end in time, and whose end leaves no state behind.
-fn socket() -> Result<OwnedFd> {
-    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    for direction in [Timeout::Send, Timeout::Recv] {
-        sockopt::set_socket_timeout(&socket, direction, Some(CALL_TIMEOUT))?;
-    }
-    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
-    Ok(socket)
-}
-
-/// Median and first of the times of connect() in microseconds. The connections are accepted later.
-fn connects(sockets: &[OwnedFd], server: SocketAddr) -> Result<(f64, f64)> {
-    let connect = |socket| timed(|| Ok(rustix::net::connect(socket, &server)?));
-    let times = sockets.iter().map(connect).collect::<io::Result<Vec<_>>>();
-    let times = times.with_context(|| format!("connecting to {server}"))?;
-    let first = *times.first().context("there are calls")?;
-    Ok((median(times)?, first))
 }
 
 /// Median of the times of a client's part of whole connections.
@@ -131,15 +95,6 @@ fn lives(server: SocketAddr) -> Result<f64> {
     let life = || timed(|| Ok(rustix::net::connect(socket().map_err(io::Error::other)?, &server)?));
     let times = (0..CALLS).map(|_| life()).collect::<io::Result<Vec<_>>>();
     median(times.with_context(|| format!("connecting to {server}"))?)
-}
-
-/// Accepts and closes a turn's connections.
-fn accept(servers: &Servers) -> Result<()> {
-    for _ in 0..CALLS {
-        let (stream, _) = servers.tcp.accept().context("accepting a connection")?;
-        sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
-    }
-    Ok(())
 }
 
 /// Medians of the times of a datagram with its answer, and of sending it alone.
@@ -156,24 +111,6 @@ fn datagrams(client: &UdpSocket, server: &UdpSocket, to: SocketAddr) -> Result<(
         both.push(micros(start.elapsed()));
     }
     Ok((median(both)?, median(sends)?))
-}
-
-/// Time for each MiB of a stream to a server.
-fn stream_to(server: SocketAddr, servers: &Servers) -> Result<f64> {
-    let client = socket()?;
-    rustix::net::connect(&client, &server).with_context(|| format!("connecting to {server}"))?;
-    let (mut client, (mut accepted, _)) = (TcpStream::from(client), servers.tcp.accept().context("accepting")?);
-    accepted.set_read_timeout(Some(CALL_TIMEOUT)).context("setting a timeout")?;
-    let (chunk, mut read) = (vec![1; CHUNK], vec![0; CHUNK]);
-    let mut pass = || -> io::Result<()> {
-        client.write_all(&chunk)?;
-        accepted.read_exact(&mut read)
-    };
-    // The first ones are slower, for all alike.
-    (0..CHUNKS / 8).try_for_each(|_| pass()).context("a stream")?;
-    let start = Instant::now();
-    (0..CHUNKS).try_for_each(|_| pass()).context("a stream")?;
-    Ok(micros(start.elapsed()) / (CHUNKS * CHUNK) as f64 * f64::from(1 << 20))
 }
 
 /// Answer to a call that the policy denies.
@@ -213,19 +150,4 @@ fn answer(socket: &OwnedFd, server: SocketAddr, expected: Errno) -> Result<Answe
             Ok(Answer::Silence)
         }
     }
-}
-
-fn timed(call: impl FnOnce() -> io::Result<()>) -> io::Result<f64> {
-    let start = Instant::now();
-    let result = call();
-    let took = start.elapsed();
-    result.map(|()| micros(took))
-}
-
-fn micros(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
-}
-
-fn median(times: Vec<f64>) -> Result<f64> {
-    Estimate::of(times).map(|times| times.median).context("there are calls")
 }

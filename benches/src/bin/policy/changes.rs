@@ -11,10 +11,11 @@ use anyhow::{Context as _, Result, ensure};
 use cproxy_benches::report::Figure;
 use cproxy_tests::sandbox::Sandbox;
 
+use cproxy_benches::pod::enter;
+
 use crate::{
     cluster::{Cluster, MOVER_ADDRESS, Scene},
     engine::PORT,
-    place::enter,
 };
 
 /// Pause between two questions to the kernel.

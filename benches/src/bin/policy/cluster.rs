@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::{node, pods};
+use cproxy_benches::{node, pod::Pod, pods};
 use cproxy_tests::{
     control_plane::ControlPlane,
     manifest,
@@ -24,7 +24,7 @@ use kube::Client;
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
 
-use crate::{place::Pod, watch};
+use crate::{engine::ALLOWED, watch};
 
 const NAMESPACE: &str = "shop";
 /// Address of the first pod that policies name.
@@ -93,7 +93,8 @@ impl<'s> Cluster<'s> {
         node::create(sandbox, &control_plane);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let client = runtime.block_on(control_plane.client());
-        let pods = scenes.iter().zip(FIRST_POD..).map(|(&scene, number)| Ok((scene, Pod::new(sandbox, number)?)));
+        let pods =
+            scenes.iter().zip(FIRST_POD..).map(|(&scene, number)| Ok((scene, Pod::new(sandbox, number, ALLOWED)?)));
         let pods = pods.collect::<Result<Vec<_>>>()?;
         runtime.block_on(create(&client, &pods))?;
         let relay = start_relay(sandbox, &control_plane, scenes);

@@ -20,15 +20,17 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum};
 use cproxy_benches::{
+    calls::{CALL_TIMEOUT, CALLS},
     kube_proxy::LEGACY_IPTABLES,
     paired::Estimate,
+    pod::enter,
     report::{Figure, Report, Table, Target, Verdict, check_output},
 };
 use cproxy_tests::{process::cproxy_binary, relay_server::relay_binary, sandbox::Sandbox};
 use serde_json::json;
 
 use crate::{
-    calls::{ACCEPT, Answer, CALLS, CONNECT, STREAM, UDP},
+    calls::{ACCEPT, Answer, CONNECT, STREAM, UDP},
     cluster::{Cluster, Scene},
     engine::{ALLOWED, DENIED, Engine, Subject},
     place::{Servers, Stand},
@@ -196,7 +198,7 @@ fn denials(report: &mut Report, sandbox: &Sandbox, stands: &[Stand]) -> Result<(
         });
         let cell = |times: &Option<Vec<f64>>| match times.clone().and_then(Estimate::of) {
             Some(time) => format!("{time:.3} ms"),
-            None => format!("silence for {} s", calls::CALL_TIMEOUT.as_secs()),
+            None => format!("silence for {} s", CALL_TIMEOUT.as_secs()),
         };
         rows.push((stand.subject.to_string(), times.iter().map(cell).collect()));
         if stand.subject.engine.is_of_cproxy() && stand.subject.peers == most {
@@ -229,7 +231,7 @@ fn agent(report: &mut Report, arguments: &Arguments, peers: [u32; 3]) -> Result<
     let changes =
         [few, many].map(|peers| changes::measure(&sandbox, &mut cluster, Scene::Isolated(peers), arguments.changes));
     let changes = changes.into_iter().collect::<Result<Vec<_>>>()?;
-    place::enter(sandbox.cgroup())?;
+    enter(sandbox.cgroup())?;
     let title = "Starts of the agent through a relay".to_owned();
     report.tables.push(Figure::table(&starts::FIGURES, title, &starts, |of| of.scene.title()));
     let title = "A change of a pod's label, until the verdict on its address is another one".to_owned();

@@ -1,36 +1,19 @@
-//! A pod for each subject, with a network namespace, a cgroup and an agent of its own, and the servers outside, in the
-//! sandbox's network namespace, which has no rules.
+//! A pod for each subject, and the servers outside, in the sandbox's network namespace, which has no rules.
 
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
-    path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
-use cproxy_tests::{
-    manifest,
-    process::Agent,
-    sandbox::{Netns, Sandbox},
-};
+use cproxy_benches::pod::{Pod, enter};
+use cproxy_tests::{manifest, sandbox::Sandbox};
 
 use crate::engine::{ALLOWED, DENIED, POD, PORT, Subject};
 
-/// Address of the first pod.
-const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
-
 /// Limit on waiting for a datagram or a stream's bytes, longer than any takes.
 const TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A network namespace and a cgroup, with the pins of an agent that attaches its programs there.
-pub(crate) struct Pod {
-    pub(crate) address: Ipv4Addr,
-    pub(crate) netns: Netns,
-    pub(crate) cgroup: PathBuf,
-    pub(crate) pin_dir: PathBuf,
-    run_dir: PathBuf,
-}
 
 /// A TCP and a UDP socket that calls lead to.
 pub(crate) struct Servers {
@@ -65,54 +48,11 @@ pub(crate) fn add_peers(sandbox: &Sandbox) {
     sandbox.add_addresses([ALLOWED, DENIED]);
 }
 
-impl Pod {
-    /// The pod of this number, with a link to the servers.
-    pub(crate) fn new(sandbox: &Sandbox, number: u8) -> Result<Self> {
-        let address = Ipv4Addr::from_bits(FIRST_POD.to_bits() + u32::from(number));
-        let (netns, name) = (sandbox.empty_neighbour(), format!("pod-{number}"));
-        sandbox.ip(&format!(
-            "link add {name} type veth peer name eth0 netns {}\nlink set {name} up\n\
-             route add {address} dev {name} src {ALLOWED}\n",
-            netns.path().display(),
-        ));
-        sandbox.ip_in(
-            &netns,
-            &format!(
-                "link set lo up\naddress add {address}/32 dev eth0\nlink set eth0 up\n\
-                 route add default dev eth0 src {address}\n"
-            ),
-        );
-        let (cgroup, run_dir) = (sandbox.cgroup().join(&name), sandbox.dir().join(format!("run-{name}")));
-        for directory in [&cgroup, &run_dir] {
-            fs::create_dir(directory).with_context(|| format!("creating {}", directory.display()))?;
-        }
-        Ok(Self { address, netns, cgroup, pin_dir: sandbox.pin_dir().with_file_name(name), run_dir })
-    }
-
-    /// An agent without a source in this pod.
-    pub(crate) fn agent<'s>(&self, sandbox: &'s Sandbox) -> Agent<'s> {
-        let agent = Agent::new(sandbox).netns(&self.netns).cgroup(&self.cgroup);
-        agent.pin_dir(&self.pin_dir).run_dir(&self.run_dir).arg("--pod-ip").arg(self.address.to_string())
-    }
-
-    /// Makes sockets as the pod does: in its network namespace and its cgroup. The process stays in that cgroup.
-    pub(crate) fn run<R: Send>(&self, make: impl FnOnce() -> R + Send) -> Result<R> {
-        enter(&self.cgroup)?;
-        Ok(self.netns.run(make))
-    }
-}
-
-/// Moves this process to a cgroup, which its later sockets belong to.
-pub(crate) fn enter(cgroup: &Path) -> Result<()> {
-    // "0" is the writing process.
-    fs::write(cgroup.join("cgroup.procs"), "0").with_context(|| format!("moving to {}", cgroup.display()))
-}
-
 impl Stand {
     /// Puts the subject in force. The agent ends afterwards, so that the kernel's work alone is measured: what it has
     /// written stays.
     pub(crate) fn start(sandbox: &Sandbox, number: u8, subject: Subject) -> Result<Self> {
-        let pod = Pod::new(sandbox, number)?;
+        let pod = Pod::new(sandbox, number, ALLOWED)?;
         let manifests = sandbox.dir().join(format!("manifests-{number}"));
         fs::create_dir(&manifests).context("creating a directory for manifests")?;
         manifest::write(&manifests, "all.json", subject.objects(pod.address));

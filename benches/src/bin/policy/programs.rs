@@ -1,10 +1,9 @@
 //! The programs that are attached for a pod: whether they are the same without a policy, and the time of a policy's.
 
-use std::{fs, path::Path};
-
 use anyhow::{Context as _, Result};
 use cproxy_benches::{
-    bpf::{Link, ProgramInfo, enable_statistics},
+    bpf::{Link, ProgramInfo, enable_statistics, links},
+    pod::Pod,
     report::Table,
 };
 use cproxy_ebpf::{LAYOUT_VERSION, policy::POLICY_LAYOUT_VERSION};
@@ -13,26 +12,11 @@ use cproxy_tests::sandbox::Sandbox;
 use crate::{
     calls,
     engine::{Engine, Subject},
-    place::{Pod, Servers, Stand},
+    place::{Servers, Stand},
 };
 
 /// Turns while the kernel times programs.
 const TURNS: u32 = 20;
-
-/// The links of a directory of pins, by name.
-fn links(directory: &Path) -> Result<Vec<(String, Link)>> {
-    let Ok(entries) = fs::read_dir(directory) else { return Ok(Vec::new()) };
-    let mut links = Vec::new();
-    for entry in entries {
-        let entry = entry.with_context(|| format!("reading {}", directory.display()))?;
-        // Maps and programs are pinned there, too.
-        if let Ok(link) = Link::open(&entry.path()) {
-            links.push((entry.file_name().to_string_lossy().into_owned(), link));
-        }
-    }
-    links.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-    Ok(links)
-}
 
 /// Name of the directory of a policy's pins.
 pub(crate) fn policy_directory() -> String {

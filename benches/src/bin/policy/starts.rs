@@ -3,13 +3,12 @@
 use std::{fs, path::Path, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
-use cproxy_benches::{bpf::Map, paired::Estimate, report::Figure};
+use cproxy_benches::{bpf::Map, paired::Estimate, pod::enter, report::Figure};
 use cproxy_tests::{pinned, sandbox::Sandbox, usage::Memory};
 use serde_json::Value;
 
 use crate::{
     cluster::{Cluster, Scene},
-    place::enter,
     programs::policy_directory,
 };
 

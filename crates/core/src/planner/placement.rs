@@ -112,8 +112,7 @@ impl TablePlanner {
                 (Some(set), Some(_)) => changes.replaced.push((frontend, set)),
             }
         }
-        // The sort is stable: within a rank the order stays.
-        changes.inserted.sort_by_key(|(rank, ..)| *rank);
+        changes.inserted.sort_unstable_by_key(|&(rank, frontend, _)| (rank, frontend));
         changes
     }
 

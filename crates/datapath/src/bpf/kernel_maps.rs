@@ -398,7 +398,7 @@ fn u64_of(first: u32, second: u32) -> u64 {
 /// A run as it lies in `BACKENDS`: sorted by digest, neighbours of one digest by address and port.
 fn by_digest(run: &[Backend], are_counted: bool) -> Vec<BackendSlot> {
     let mut slots: Vec<_> = run.iter().map(|backend| backend_slot(*backend, are_counted)).collect();
-    slots.sort_by_key(|slot| slot.digest);
+    slots.sort_unstable_by_key(|slot| (slot.digest, slot.address, slot.port));
     slots
 }
 
