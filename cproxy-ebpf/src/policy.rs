@@ -143,8 +143,6 @@ pub enum PolicyCounter {
 
 /// Direction in keys and arguments of the programs: 0 is ingress.
 pub const EGRESS: u8 = 1;
-/// The other one.
-pub const INGRESS: u8 = 0;
 /// Rule of an interval that no rule has made.
 pub const NO_RULE: u32 = (1 << RULE_BITS) - 1;
 

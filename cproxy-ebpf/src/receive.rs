@@ -27,7 +27,7 @@ pub const RECEIVED_SOURCES_MAX: u32 = 1 << 16;
 pub const LISTENERS_MAX: u32 = 8_192;
 /// Sockets that listen at an address and port at once and are known, the latest ones: one of them is enough for the
 /// kernel to share the connections among all of a reuseport group.
-pub const LISTENER_SLOTS: u16 = 16;
+pub const LISTENER_SLOTS: u16 = 8;
 /// Address of [`ListenerKey`] for sockets on all addresses of IPv6 that take no IPv4 (`IPV6_V6ONLY`). No socket has it.
 pub const ANY_V6_ONLY: [u32; 4] = [u32::MAX; 4];
 /// Peers that are remembered for the replies to their datagrams.

@@ -119,6 +119,12 @@ spec:
         });
     }
 
+    /// Server with a page that names the client.
+    const WHO: &str = concat!(
+        r"mkdir -p /www/cgi-bin && printf '#!/bin/sh\\necho -e \\\\\\\\r\\necho $REMOTE_ADDR\\n'",
+        " >/www/cgi-bin/who && chmod +x /www/cgi-bin/who"
+    );
+
     /// Address of a load balancer, and of a client outside the cluster with its gateway.
     const BALANCER: &str = "203.0.113.10";
     const CLIENT: &str = "198.51.100.7";
@@ -131,8 +137,7 @@ spec:
         let sandbox = Sandbox::for_test();
         let fleet = Fleet::start(&sandbox);
         fleet.apply(NAMESERVER);
-        let who = "printf '#!/bin/sh\\\\n echo; echo $REMOTE_ADDR\\\\n' >/www/cgi-bin/who && chmod +x /www/cgi-bin/who";
-        fleet.apply(&WEB.replace("mkdir -p /www", &format!("mkdir -p /www/cgi-bin && {who}")));
+        fleet.apply(&WEB.replace("mkdir -p /www", WHO));
         fleet.wait_ready(Selector::NAMESERVER, 1);
         let (pods, _) = fleet.wait_ready(Selector::WEB, 2);
         // No kubelet runs there.

@@ -9,6 +9,9 @@ use crate::{
     subprogram::on_stack,
 };
 
+/// The direction that is not [`EGRESS`](cproxy_ebpf::policy::EGRESS).
+pub(crate) const INGRESS: u8 = 0;
+
 /// Steps of the search: a run has at most 4,095 intervals.
 const STEPS: u32 = 12;
 

@@ -10,11 +10,11 @@ use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_retval, macros::cgroup_s
 use cproxy_ebpf::{
     PROTOCOL_UDP, V4_MAPPED_WORD,
     observation::Call,
-    policy::{DENIED_CANARIES, DENIED_CANARY_PORT, EGRESS, INGRESS, POLICY_REFUSED_SLOT, ReplyKey, StateWord},
+    policy::{DENIED_CANARIES, DENIED_CANARY_PORT, EGRESS, POLICY_REFUSED_SLOT, ReplyKey, StateWord},
 };
 
 use crate::{
-    decision::{Question, decide},
+    decision::{INGRESS, Question, decide},
     denials,
     endpoint::Endpoint,
     events,

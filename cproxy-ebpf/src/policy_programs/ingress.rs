@@ -6,12 +6,12 @@ use core::ptr::addr_of;
 use aya_ebpf::bindings::bpf_sk_lookup;
 use cproxy_ebpf::{
     PROTOCOL_TCP, PROTOCOL_UDP,
-    policy::{EGRESS, INGRESS, ReplyKey},
+    policy::{EGRESS, ReplyKey},
     v4_mapped,
 };
 
 use crate::{
-    decision::{Decision, Question, decide},
+    decision::{Decision, INGRESS, Question, decide},
     denials, incoming_events,
     maps::state,
     replies,

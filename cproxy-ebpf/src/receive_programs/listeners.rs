@@ -54,9 +54,10 @@ fn cproxy_receive_so(ctx: SockOpsContext) -> u32 {
         return ANSWER;
     }
     let mut key = ListenerKey { netns_cookie, address, port: ctx.local_port() as u16, slot: 0, padding: 0 };
-    // A free slot, or else that of an older socket, so that the latest ones are known.
-    for (more, flags) in (0..LISTENER_SLOTS).map(|more| (more, BPF_NOEXIST)).chain([(0, BPF_ANY)]) {
-        key.slot = cookie.wrapping_add(more) % LISTENER_SLOTS;
+    // The first free slot, or else that of an older socket, so that the latest ones are known.
+    let slots = (0..LISTENER_SLOTS).map(|slot| (slot, BPF_NOEXIST));
+    for (slot, flags) in slots.chain([(cookie % LISTENER_SLOTS, BPF_ANY)]) {
+        key.slot = slot;
         // SAFETY: the context is alive; the kernel alone looks behind the pointer.
         match LISTENERS.update(&mut key, unsafe { &mut *ctx.ops }, flags.into()) {
             Err(IN_USE) => {}
