@@ -9,7 +9,7 @@
 //! POLICY_INTERVALS  array of arrays          slot       -> Interval, sorted within a run
 //!
 //! written by the programs
-//! POLICY_REPLIES    LRU hash     ReplyKey   -> u64       (second of the last datagram, and its direction in the lowest bit)
+//! POLICY_REPLIES    LRU hash     ReplyKey   -> u64       (second of the last datagram; last bit: its direction)
 //! POLICY_DENIALS    LRU hash     DenialKey  -> Denial
 //! POLICY_COUNTERS   per CPU      Counter    -> u64
 //! POLICY_EVENTS     array of ring buffers    observation::Event; empty but while `cproxy trace` runs

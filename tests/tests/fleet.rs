@@ -130,7 +130,7 @@ spec:
     const CLIENT: &str = "198.51.100.7";
     const GATEWAY: &str = "198.51.100.1";
 
-    /// What works without `--receive`: a kube-proxy on an ordinary node leads node ports and addresses of load
+    /// Without `--receive`: a kube-proxy on an ordinary node leads node ports and addresses of load
     /// balancers to pods in VMs, which see the node as their client.
     #[test]
     fn kube_proxy_on_an_ordinary_node_serves_pods_in_vms() {

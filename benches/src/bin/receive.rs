@@ -1,8 +1,8 @@
 //! Cost of `--receive` for those who call the pod from outside: through the address of a load balancer and straight to
 //! the pod, beside a pod whose agent does not receive.
 //!
-//! Each subject has a pod of its own: a network namespace with a link to the clients, a cgroup, and an agent. One thread
-//! makes all calls and answers them.
+//! Each subject has a pod of its own: a network namespace with a link to the clients, a cgroup, and an agent. One
+//! thread makes all calls and answers them.
 
 use std::{
     fmt, fs,

@@ -95,8 +95,8 @@ fn local_addresses(ops: *mut bpf_sock_ops) -> (u32, [u32; 4]) {
     (v4, v6)
 }
 
-/// Whether an IPv6 socket takes no IPv4. Linux before 6.1 does not tell; such a socket is then chosen for IPv6 alone all
-/// the same, since the kernel lets no other be.
+/// Whether an IPv6 socket takes no IPv4. Linux before 6.1 does not tell; such a socket is then chosen for IPv6 alone
+/// all the same, since the kernel lets no other be.
 #[inline(always)]
 fn is_v6_only(ops: *mut bpf_sock_ops) -> bool {
     let mut value = 0_u32;

@@ -369,8 +369,8 @@ impl PolicyTask {
         }
     }
 
-    /// Takes over exempt cgroups that were removed and made again, as by the restart of a service. One that is not there
-    /// at the moment changes nothing.
+    /// Takes over exempt cgroups that were removed and made again, as by the restart of a service. One that is not
+    /// there at the moment changes nothing.
     fn look_at_exempt_cgroups(&mut self) {
         let Ok(exempt_cgroups) = exempt_cgroups(&self.exempt) else { return };
         if exempt_cgroups == self.settings.exempt_cgroups {

@@ -50,7 +50,8 @@ impl ReceivedPorts {
     }
 }
 
-/// Addresses and ports of Services that are received, at most: half of the kernel's map, which also has those that leave.
+/// Addresses and ports of Services that are received, at most: half of the kernel's map, which also has those that
+/// leave.
 const RECEIVED_MAX: usize = 2_048;
 
 /// Plan of what the pod is to receive, as the objects have it.
@@ -130,8 +131,8 @@ impl ReceivePlanner {
         }
     }
 
-    /// All that is to be received, of the oldest Services first, as far as there is room. Of two Services that claim the same address, port and protocol the older one has it,
-    /// as for addresses that pods call.
+    /// All that is to be received, of the oldest Services first, as far as there is room. Of two Services that claim
+    /// the same address, port and protocol the older one has it, as for addresses that pods call.
     #[must_use]
     pub fn received(&mut self) -> ReceivedPorts {
         self.without_room = self.those_without_room();

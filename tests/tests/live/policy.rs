@@ -345,7 +345,7 @@ fn audit_denies_nothing() {
     assert_eq!(kind(connects(OTHER.v4, TCP)), Ok(()));
 }
 
-/// What passes as a reply lets nothing more pass.
+/// A datagram that passes as a reply lets nothing more pass.
 #[test]
 fn a_flow_of_datagrams_ends_with_the_rule_that_has_allowed_it() {
     let pods = Pods::new();

@@ -18,8 +18,8 @@ use crate::{
 pub struct ReceiveAnswer {
     /// received, refused, or not received: then the address is as any other to this machine.
     pub verdict: String,
-    /// Word for the cause: listener, no-listener, loopback-listener, other-listener, too-old-listener, other-address, other-port,
-    /// other-client, policy, or datagrams.
+    /// Word for the cause: listener, no-listener, loopback-listener, other-listener, too-old-listener, other-address,
+    /// other-port, other-client, policy, or datagrams.
     pub code: String,
     /// Cause, for people.
     pub reason: String,

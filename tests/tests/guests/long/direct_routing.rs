@@ -117,7 +117,7 @@ fn call(client: &Netns, log: &Mutex<Log>, is_over: &AtomicBool) {
         let mut log = log.lock().unwrap();
         match answer {
             Ok(answer) => {
-                let (guest, peer) = answer.split_once(' ').unwrap_or_else(|| panic!("{answer:?}"));
+                let (guest, peer) = answer.split_once(' ').expect("the guest and the client");
                 // httpd listens on a socket of IPv6, which also takes IPv4.
                 assert_eq!(peer, format!("[::ffff:{CLIENT}]"));
                 log.answers.push((start, guest.to_owned()));
