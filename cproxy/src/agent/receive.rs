@@ -347,11 +347,15 @@ async fn look_at_sockets(ends: Vec<Frontend>) -> Result<(BTreeSet<Frontend>, Vec
 /// # Errors
 /// A pin, a link or a route cannot be removed.
 pub(super) fn forget(pins: &PinDir, cgroup: &Path, has_policy: bool) -> Result<(), ReceiveStartError> {
-    // Their routes stay also where the pins have gone.
-    remove_routes().map_err(ReceiveStartError::Routes)?;
-    // Without a policy, those of the program that looks sockets up are theirs, too.
+    let has_pins = ReceivePins::new(pins).exist();
+    match remove_routes() {
+        Err(error) if has_pins => return Err(ReceiveStartError::Routes(error)),
+        // There may be routes without pins, and kernels without routes.
+        _ => {}
+    }
+    // Without a policy, the program that looks sockets up is theirs, too.
     let has_lookup = !has_policy && PolicyPins::new(pins).exist();
-    if !has_lookup && !ReceivePins::new(pins).exist() {
+    if !has_lookup && !has_pins {
         return Ok(());
     }
     Ok(bpf::forget_receive(pins, cgroup, Path::new(OWN_NETNS), has_policy)?)

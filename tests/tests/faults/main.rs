@@ -7,6 +7,7 @@
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 mod policy;
+mod receive;
 
 use std::{
     cell::{Cell, RefCell},
@@ -81,6 +82,8 @@ struct World {
     sample: usize,
     /// Network policy that the agents enforce.
     policy: Option<Isolation>,
+    /// Further flags of the agents.
+    arguments: &'static [&'static str],
 }
 
 impl World {
@@ -89,7 +92,7 @@ impl World {
         let servers = serve_pods(&sandbox, PODS);
         manifest::write(&sandbox.manifest_dir(), "web.json", web_with(PODS));
         let (made, faults) = (RefCell::default(), Cell::default());
-        Self { sandbox, _servers: servers, made, faults, sample: SAMPLE, policy: None }
+        Self { sandbox, _servers: servers, made, faults, sample: SAMPLE, policy: None, arguments: &[] }
     }
 
     /// Tries few faults in an ordinary run, since each takes long.
@@ -101,7 +104,7 @@ impl World {
     fn start(&self, injection: Option<Injection>) -> TracedAgent {
         let agent = Agent::new(&self.sandbox).manifests(self.sandbox.manifest_dir());
         let policy = if self.policy.is_some() { &isolation::ARGUMENTS[..] } else { &[] };
-        TracedAgent::start_agent(&self.sandbox, agent.args(policy), injection)
+        TracedAgent::start_agent(&self.sandbox, agent.args(policy).args(self.arguments), injection)
     }
 
     /// Does work while clients connect. Nothing of it is felt.
