@@ -465,7 +465,7 @@ fn operators_see_what_is_received_and_why_not() {
     assert_eq!(explain(&["--to", &at(PORT), "--from", "198.51.100.1"], 0), expected);
     let datagrams = format!("{}/udp", at(TCP));
     assert!(explain(&["--to", &datagrams], 0).contains("datagrams go to port 8080"));
-    assert!(explain(&["--to", &at(CLOSED)], 1).contains("no Service of this pod has port 8082/TCP at 203.0.113.10"));
+    assert!(explain(&["--to", &at(CLOSED)], 1).contains("port 8082/TCP of 203.0.113.10 is not received"));
     assert!(explain(&["--to", "203.0.113.11:80"], 1).starts_with("not received: no Service of which this pod"));
     explain(&["--to", &at(PORT), "--from", "2001:db8::1"], 4);
     explain(&["--to", "default/web"], 4);

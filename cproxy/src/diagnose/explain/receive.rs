@@ -76,7 +76,7 @@ pub fn receive(to: Frontend, from: Option<IpAddr>, pins: &PinDir, run_dir: &Path
 fn not_received(to: Frontend, has_address: bool) -> ReceiveAnswer {
     let Frontend { address, port, protocol } = to;
     if has_address {
-        let reason = format!("no Service of this pod has port {port}/{protocol} at {address}");
+        let reason = format!("port {port}/{protocol} of {address} is not received (`cproxy get problems`)");
         return ReceiveAnswer::new("other-port", reason, None);
     }
     let reason = format!(
