@@ -138,7 +138,7 @@ impl Stand {
             sandbox.netns().run(|| std::net::TcpStream::connect_timeout(&target, SYNC).map(drop))
         });
         server.accept().context("the first call")?;
-        // What it has written stays, and the kernel's work alone is measured.
+        // Programs, maps and routes stay, and the kernel's work alone is measured.
         agent.stop();
         Ok(Self { subject, pod, server, target, samples: Default::default() })
     }

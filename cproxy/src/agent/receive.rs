@@ -91,7 +91,7 @@ pub(super) struct ReceiveState {
     leaving: AtomicU64,
     failures: AtomicU64,
     reopened: Notify,
-    /// Addresses of the VM, the first of each family of which sockets are found at.
+    /// Addresses of the VM. Programs look for sockets at the first one of each family.
     own: Mutex<Vec<Address>>,
 }
 

@@ -517,7 +517,7 @@ fn calls_of_a_process_in_an_exempt_cgroup_are_not_looked_at() {
         connect_in_child(Some(&members(cgroup)), STRANGER, None);
     }
     assert_eq!(connect(&Form::V4.tcp(), STRANGER), "EPERM", "elsewhere");
-    // What one has sent lets nobody else send from that port.
+    // A datagram of an exempt process lets no other process send from that port.
     let (socket, to) = (UdpSocket::bind((pod(WEB).v4, 0)).unwrap(), SocketAddr::from((pod(STRANGER).v4, POD_PORT)));
     let mut members = members(&exempt);
     in_child(|| {
