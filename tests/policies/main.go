@@ -1,5 +1,6 @@
 // Verdicts of two independent engines of NetworkPolicy about the traffic of clusters. Each value of the standard input
-// is a cluster with its traffic, and becomes one line with the verdicts.
+// is a cluster with its traffic, and becomes one line with the verdicts. With -queue the first cluster's verdicts are
+// about the packets of that queue of the kernel.
 package main
 
 import (
@@ -7,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"io"
 	"log"
 	"os"
@@ -46,6 +48,8 @@ type Sides struct {
 }
 
 func main() {
+	queue := flag.Uint("queue", 0, "number of a queue of the kernel")
+	flag.Parse()
 	output := bufio.NewWriter(os.Stdout)
 	input, encoder := json.NewDecoder(bufio.NewReader(os.Stdin)), json.NewEncoder(output)
 	for {
@@ -54,6 +58,9 @@ func main() {
 			return
 		} else if err != nil {
 			log.Fatal(err)
+		}
+		if *queue != 0 {
+			log.Fatal(judgeQueue(context.Background(), &cluster, uint16(*queue)))
 		}
 		verdicts, err := evaluate(context.Background(), &cluster)
 		if err != nil {

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use crate::{
     binary::{AGENT, RELAY},
     kernels::{self, LINUX_6_1},
-    releases::KUBERNETES,
+    releases::{KUBERNETES, POLICY_ENGINES},
     run, setup,
     vm::GuestFiles,
 };
@@ -222,6 +222,9 @@ impl Selection {
         if self.needs() >= Requirements::ControlPlane {
             setup::for_cluster()?;
             command.env(KUBERNETES.variable, KUBERNETES.ensure()?);
+        }
+        if let Self::Policy = self {
+            command.env(POLICY_ENGINES.variable, POLICY_ENGINES.ensure()?);
         }
         if let Self::Guest | Self::SmallGuest = self {
             GuestFiles::new(&agent)?.set_variables(&mut command, &kernels::packaged_for_kube_proxy(LINUX_6_1)?);

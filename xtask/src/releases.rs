@@ -107,7 +107,8 @@ pub(crate) const HELM: Release = Release {
     test_package: None,
 };
 
-/// Two engines of network policies, whose verdicts tests compare with cproxy's, and the cases that one generates.
+/// Two engines of network policies, whose verdicts tests compare with cproxy's, and the cases that one generates. The
+/// other judges packets, too, in a benchmark.
 pub(crate) const POLICY_ENGINES: Release = Release {
     name: "kube-network-policies",
     variable: "CPROXY_POLICY_ENGINES",

@@ -2,16 +2,22 @@
 //! same peers and ports as objects for the agent and as rules.
 
 use std::{
+    env,
     fmt::{self, Write as _},
-    io,
+    fs, io, iter,
     net::Ipv4Addr,
     path::Path,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use cproxy_benches::kube_proxy::LEGACY_IPTABLES;
-use cproxy_tests::{manifest::http_service, sandbox::Netns};
+use cproxy_tests::{
+    manifest::{self, http_service},
+    process::Daemon,
+    sandbox::{Netns, Placement, Sandbox},
+};
 use serde_json::{Value, json};
 
 /// Port of all that a policy allows, for both protocols.
@@ -23,6 +29,13 @@ pub(crate) const DENIED: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 2);
 const FIRST_PEER: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Addresses of each range but that of [`ALLOWED`].
 const RANGE_ADDRESSES: u32 = 16;
+
+/// Variable with the directory of the engines of others.
+const ENGINES_VARIABLE: &str = "CPROXY_POLICY_ENGINES";
+/// The queue that kube-network-policies listens on by default.
+const QUEUE: u16 = 100;
+/// Limit on the start of an engine with all of its objects.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The pod's name and namespace.
 pub(crate) const POD: &str = "shop/web";
@@ -44,6 +57,8 @@ pub(crate) enum Engine {
     Ipset,
     /// Legacy iptables: connection tracking and a rule for each peer.
     Iptables,
+    /// kube-network-policies, which the kernel asks about the first packet of each connection.
+    Queue,
 }
 
 /// One way to enforce a policy, with this number of peers.
@@ -66,6 +81,7 @@ impl Engine {
             Self::Nftables => "nftables, set",
             Self::Ipset => "iptables, ipset",
             Self::Iptables => "iptables, rules",
+            Self::Queue => "kube-network-policies",
         }
     }
 
@@ -80,7 +96,7 @@ impl Engine {
     }
 
     /// Writes the rules of a packet filter into the network namespace.
-    pub(crate) fn program(self, netns: &Netns, peers: u32, scratch: &Path) -> Result<()> {
+    fn program(self, netns: &Netns, peers: u32, scratch: &Path) -> Result<()> {
         let legacy = |applet: &'static str| [LEGACY_IPTABLES, applet].map(str::to_owned).to_vec();
         let commands = match self {
             Self::Nftables => vec![(vec!["nft".to_owned(), "-f".to_owned(), "-".to_owned()], nftables(peers))],
@@ -89,15 +105,16 @@ impl Engine {
                 (legacy("iptables-restore"), iptables_with_ipset()),
             ],
             Self::Iptables => vec![(legacy("iptables-restore"), iptables(peers))],
+            Self::Queue => vec![(legacy("iptables-restore"), iptables_with_queue())],
             _ => Vec::new(),
         };
         for (words, input) in commands {
             let file = scratch.join("rules");
-            std::fs::write(&file, input).context("writing into the sandbox")?;
+            fs::write(&file, input).context("writing into the sandbox")?;
             let what = words.join(" ");
             let output = netns.run(|| -> io::Result<_> {
                 let (program, args) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-                Command::new(program).args(args).stdin(Stdio::from(std::fs::File::open(&file)?)).output()
+                Command::new(program).args(args).stdin(Stdio::from(fs::File::open(&file)?)).output()
             });
             let output = output.with_context(|| format!("running `{what}`"))?;
             ensure!(output.status.success(), "`{what}`: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -114,22 +131,58 @@ impl Subject {
     /// Objects for the pod's agent: a Service, and the policy if cproxy enforces one.
     pub(crate) fn objects(self, pod: Ipv4Addr) -> Vec<Value> {
         let mut objects: Vec<_> = http_service("web", "10.96.0.10", [ALLOWED]).into();
-        objects.push(object("v1", "Namespace", json!({"name": "shop"}), json!({})));
-        objects.push(pod_object("web", "web", pod));
-        let selected = json!([{"podSelector": {"matchLabels": {"app": "peer"}}}]);
+        objects.push(namespace());
         match self.engine {
             Engine::Cproxy => {
-                let peers = addresses(self.peers).enumerate();
-                objects.extend(peers.map(|(number, peer)| pod_object(&format!("peer-{number}"), "peer", peer)));
-                objects.push(policy(&selected));
+                objects.extend(self.pods(pod));
+                objects.push(selecting_policy());
             }
             Engine::CproxyRanges => {
+                objects.push(pod_object("web", "web", pod));
                 let blocks: Vec<_> = ranges(self.peers).map(|cidr| json!({"ipBlock": {"cidr": cidr}})).collect();
                 objects.push(policy(&blocks.into()));
             }
-            _ => {}
+            _ => objects.push(pod_object("web", "web", pod)),
         }
         objects
+    }
+
+    /// Puts what enforces the policy, if it is not the agent, into the pod's network namespace. An engine that the
+    /// kernel asks runs for as long as the value is kept.
+    pub(crate) fn enforce(self, sandbox: &Sandbox, netns: &Netns, pod: Ipv4Addr) -> Result<Option<Daemon>> {
+        let queue = (self.engine == Engine::Queue).then(|| self.start_queue(sandbox, netns, pod)).transpose()?;
+        self.engine.program(netns, self.peers, sandbox.dir())?;
+        Ok(queue)
+    }
+
+    /// The pod and its peers.
+    fn pods(self, pod: Ipv4Addr) -> impl Iterator<Item = Value> {
+        let peers = addresses(self.peers).enumerate();
+        let peers = peers.map(|(number, peer)| pod_object(&format!("peer-{number}"), "peer", peer));
+        iter::once(pod_object("web", "web", pod)).chain(peers)
+    }
+
+    fn start_queue(self, sandbox: &Sandbox, netns: &Netns, pod: Ipv4Addr) -> Result<Daemon> {
+        let objects = json!({
+            "namespaces": [namespace()], "pods": self.pods(pod).collect::<Vec<_>>(),
+            "networkPolicies": [selecting_policy()],
+        });
+        let name = format!("queue-{}", self.peers);
+        let file = manifest::write_text(sandbox.dir(), &format!("{name}.json"), &objects.to_string());
+        let directory = env::var_os(ENGINES_VARIABLE).with_context(|| format!("{ENGINES_VARIABLE} is not set"))?;
+        // The engine runs under the process ID of nsenter.
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", netns.path().display()));
+        command.args(["sh", "-c", &format!("exec \"$0\" -queue {QUEUE} <\"$1\"")]);
+        command.arg(Path::new(&directory).join("policies")).arg(file);
+        let mut queue = Daemon::spawn(sandbox, &name, Placement::Unhooked, command);
+        queue.wait_until(START_TIMEOUT, "a queue of the kernel", |_| {
+            let queues = netns.run(|| fs::read_to_string("/proc/thread-self/net/netfilter/nfnetlink_queue"));
+            queues
+                .map_err(|error| error.to_string())
+                .and_then(|all| if all.is_empty() { Err("none yet".to_owned()) } else { Ok(()) })
+        });
+        Ok(queue)
     }
 }
 
@@ -166,6 +219,15 @@ fn pod_object(name: &str, app: &str, address: Ipv4Addr) -> Value {
         fields.insert("status".to_owned(), json!({"phase": "Running", "podIPs": [{"ip": address}]}));
     }
     pod
+}
+
+fn namespace() -> Value {
+    object("v1", "Namespace", json!({"name": "shop"}), json!({}))
+}
+
+/// A policy that allows the pods that [`Subject::pods`] has as peers.
+fn selecting_policy() -> Value {
+    policy(&json!([{"podSelector": {"matchLabels": {"app": "peer"}}}]))
 }
 
 /// A policy that allows these peers in both directions.
@@ -220,6 +282,12 @@ fn iptables_with_ipset() -> String {
     let both =
         ["tcp", "udp"].map(|protocol| [rule("INPUT", "src", protocol), rule("OUTPUT", "dst", protocol)].concat());
     format!("{IPTABLES_HEAD}{IPTABLES_FIRST}{}COMMIT\n", both.concat())
+}
+
+/// Rules that hand the first packet of each connection to a queue, as kube-network-policies' own do with nftables.
+fn iptables_with_queue() -> String {
+    let queue = ["INPUT", "OUTPUT"].map(|chain| format!("-A {chain} -j NFQUEUE --queue-num {QUEUE}\n"));
+    format!("{IPTABLES_HEAD}{IPTABLES_FIRST}{}COMMIT\n", queue.concat())
 }
 
 /// A chain for each direction and protocol, with a rule for each peer.

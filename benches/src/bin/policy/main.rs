@@ -121,7 +121,7 @@ fn subjects(peers: [u32; 3]) -> Vec<Subject> {
     let mut subjects = vec![control, Subject { is_again: true, ..control }, Subject::new(Engine::CproxyNotIsolated, 0)];
     subjects.extend(peers.map(|peers| Subject::new(Engine::Cproxy, peers)));
     subjects.push(Subject::new(Engine::CproxyRanges, most));
-    for engine in [Engine::Nftables, Engine::Ipset, Engine::Iptables] {
+    for engine in [Engine::Nftables, Engine::Ipset, Engine::Iptables, Engine::Queue] {
         subjects.extend(peers.map(|peers| Subject::new(engine, peers)));
     }
     subjects
@@ -167,8 +167,9 @@ fn calls(report: &mut Report, arguments: &Arguments, peers: [u32; 3]) -> Result<
          far pods differ by their places in memory. A policy isolates the pod in both directions and allows one TCP \
          and one UDP port of its peers; the peer that is called, or calls, stands in the middle of them. Packet \
          filters have the rules in the pod's network namespace, after one that accepts what belongs to an established \
-         connection; `rules` has one for each peer and protocol. The agents have ended before the first round, so \
-         that no other process of the benchmark runs.",
+         connection; `rules` has one for each peer and protocol, and kube-network-policies' hand the first packet \
+         of each connection to its process, which is the only one that runs beside the benchmark: the agents have \
+         ended before the first round.",
         arguments.rounds
     ));
     report.notes.push(

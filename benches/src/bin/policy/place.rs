@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use cproxy_benches::pod::{Pod, enter};
-use cproxy_tests::{manifest, sandbox::Sandbox};
+use cproxy_tests::{manifest, process::Daemon, sandbox::Sandbox};
 
 use crate::engine::{ALLOWED, DENIED, POD, PORT, Subject};
 
@@ -26,6 +26,8 @@ pub(crate) struct Stand {
     pub(crate) subject: Subject,
     pub(crate) pod: Pod,
     pub(crate) servers: Servers,
+    /// The engine that the kernel asks, if any.
+    _queue: Option<Daemon>,
 }
 
 impl Servers {
@@ -60,9 +62,9 @@ impl Stand {
         let policy = ["--policy", "enforce", "--policy-pod", POD];
         let agent = if subject.engine.is_of_cproxy() { agent.args(policy) } else { agent };
         agent.start().stop();
-        subject.engine.program(&pod.netns, subject.peers, sandbox.dir())?;
+        let queue = subject.enforce(sandbox, &pod.netns, pod.address)?;
         let servers = pod.run(|| Servers::start(pod.address.into()))??;
         enter(sandbox.cgroup())?;
-        Ok(Self { subject, pod, servers })
+        Ok(Self { subject, pod, servers, _queue: queue })
     }
 }

@@ -101,8 +101,8 @@ impl Rounds {
 
     /// A metric's ratios over the number of peers.
     pub(crate) fn chart(&self, name: &str, title: &str, metric: usize) -> Chart {
-        const ENGINES: [Engine; 5] =
-            [Engine::Cproxy, Engine::CproxyRanges, Engine::Nftables, Engine::Ipset, Engine::Iptables];
+        const ENGINES: [Engine; 6] =
+            [Engine::Cproxy, Engine::CproxyRanges, Engine::Nftables, Engine::Ipset, Engine::Iptables, Engine::Queue];
         let series = ENGINES.map(|engine| {
             let measured = self.0.iter().filter(|measured| measured.subject.engine == engine);
             let point = |measured: &Measured| {
