@@ -50,7 +50,7 @@ pub(super) struct GetOptions {
     /// Only rows of the Service of this name, or of this namespace and name
     #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = parse_service_filter)]
     service: Option<String>,
-    /// Then print each row of services or backends that changes, until interrupted
+    /// Then print each row of services or backends, or each counter, that changes, until interrupted
     #[arg(short, long)]
     watch: bool,
     #[command(flatten)]
@@ -119,6 +119,7 @@ pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
     match options.state {
         View::Services if options.watch => watch::watch(options, &pins, || services(options, &pins, &silence)),
         View::Backends if options.watch => watch::watch(options, &pins, || backends(options, &pins, &silence)),
+        View::Counters if options.watch => watch::watch_counters(options, &pins, || counters(options, &pins)),
         View::Services => print_services(options, &pins),
         View::Backends => print_rows(options, backends(options, &pins, &silence)?, BackendRow::name),
         View::Sockets => print_sockets(options, &pins),
@@ -134,9 +135,11 @@ pub(super) fn run(options: &GetOptions) -> anyhow::Result<()> {
 /// Flags that do not fit together.
 fn check_usage(options: &GetOptions) -> Result<(), UsageError> {
     let conflict = |message: &str| Err(UsageError::raw(ErrorKind::ArgumentConflict, message));
-    let is_watchable = matches!(options.state, View::Services | View::Backends);
+    let is_watchable = matches!(options.state, View::Services | View::Backends | View::Counters);
     match options.output {
-        _ if options.watch && !is_watchable => conflict("--watch shows changes of services and backends only"),
+        _ if options.watch && !is_watchable => {
+            conflict("--watch shows changes of services, backends and counters only")
+        }
         GetFormat::Yaml | GetFormat::Name if options.watch => conflict("--watch prints table, wide or json"),
         _ if !has_services(options.state) && filter(options).is_set() => conflict(
             "counters, settings, problems, policy and denials are of no Service: --namespace and --service do not fit",
@@ -226,7 +229,8 @@ fn print_sockets(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
+/// Counters of the kernel, and gauges of the agent.
+fn counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<Vec<(String, u64)>> {
     let mut counters = read_counters(pins)?;
     if let Some(policy) = PolicyReader::new(PolicyPins::new(pins)) {
         counters.extend(policy.counters()?);
@@ -238,6 +242,11 @@ fn print_counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
     let mut counters: Vec<_> = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     // Without an agent there are no gauges, which is no error.
     counters.extend(fetch_gauges(&options.places.run.run_dir, RESPONSE_TIMEOUT).unwrap_or_default());
+    Ok(counters)
+}
+
+fn print_counters(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
+    let counters = counters(options, pins)?;
     print(&match options.output {
         GetFormat::Table => counters_text(&counters, None),
         GetFormat::Wide => counters_text(&counters, Some(status_http::meaning)),

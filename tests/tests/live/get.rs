@@ -379,7 +379,7 @@ fn rows_are_filtered_by_service_and_namespace_and_named() {
 
     for (words, message) in [
         ("counters --service web", "counters, settings, problems, policy and denials are of no Service"),
-        ("sockets --watch", "--watch shows changes of services and backends only"),
+        ("sockets --watch", "--watch shows changes of services, backends and counters only"),
         ("services --watch -o name", "--watch prints table, wide or json"),
     ] {
         let output = get(sandbox, words);
@@ -506,4 +506,30 @@ fn a_watch_prints_each_row_that_changes_until_the_table_is_gone() {
     let status = table.wait(SYNC).expect("it ends with the table");
     assert_eq!(status.code(), Some(1), "{}", table.log());
     assert!(table.log().lines().last().unwrap().starts_with("cproxy: "), "{}", table.log());
+}
+
+#[test]
+fn a_watch_of_counters_prints_those_that_change_with_their_rates() {
+    let world = World::start([1]);
+    let mut table = watching(&world.sandbox, "counters --watch");
+    let mut lines = watching(&world.sandbox, "counters --watch -o json");
+    lines.wait_log(r#"{"name":"forwarded","#, SYNC);
+    let first = table.wait_log("forwarded", SYNC);
+    assert!(table.log().starts_with("COUNTER "), "{}", table.log());
+    let before = lines.log().lines().count();
+    let changed = |log: &str, from: usize| {
+        let rows = log.lines().skip(from).map(|line| serde_json::from_str::<Value>(line).unwrap());
+        rows.filter(|row| row["name"] == "forwarded").collect::<Vec<_>>()
+    };
+    eventually(SYNC, "a rate of connections", || {
+        for form in Form::ALL {
+            echo::connect_tcp(form.web()).unwrap();
+        }
+        let rows = changed(&lines.log(), before);
+        let has_rate = rows.iter().any(|row| row["per_second"].as_i64().unwrap() > 0);
+        if has_rate { Ok(()) } else { Err(format!("{rows:?}")) }
+    });
+    let is_new = |line: &&str| line.starts_with("forwarded ") && *line != first;
+    eventually(SYNC, "a line with the rate", || table.log().lines().find(is_new).map(drop).ok_or("none yet"));
+    assert!(get(&world.sandbox, "counters --watch -o yaml").code == 2);
 }

@@ -1,12 +1,16 @@
-//! `cproxy get --watch`: the rows, and then each that changes.
+//! `cproxy get --watch`: the rows, and then each that changes; of counters with their rates.
 //!
-//! Once a second the raw maps are read, one call for each. Only if their digest is another one, the rows are made,
+//! For rows, once a second the raw maps are read, one call for each. Only if their digest is another one, the rows are made,
 //! and the agent, which has just written the table, is asked for names. A change and its reversal within a second are
 //! not seen.
 
-use std::{collections::BTreeMap, thread, time::Duration};
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
 
-use cproxy_core::sorted_map;
+use cproxy_core::{printable, sorted_map};
 use cproxy_datapath::bpf::{KernelReader, PinDir};
 use serde::Serialize;
 
@@ -64,6 +68,59 @@ where
         }
         thread::sleep(INTERVAL);
     }
+}
+
+/// Counter or gauge that has changed, with its rate since the look before.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Rate<'c> {
+    name: &'c str,
+    value: u64,
+    per_second: i64,
+}
+
+/// Prints all counters and gauges that `read` returns, and then changed ones with their rates, until stdout is closed
+/// or the table is gone.
+pub(super) fn watch_counters(
+    options: &GetOptions,
+    pins: &PinDir,
+    read: impl Fn() -> anyhow::Result<Vec<(String, u64)>>,
+) -> anyhow::Result<()> {
+    let (mut at, mut known) = (Instant::now(), read()?);
+    let all: Vec<_> = known.iter().map(|(name, value)| Rate { name, value: *value, per_second: 0 }).collect();
+    let width = known.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let header = format!("{:width$} {:>15} {:>12}\n", "COUNTER", "VALUE", "PER SECOND");
+    let mut text = if options.output == GetFormat::Json { String::new() } else { header };
+    text.push_str(&rate_lines(options.output, width, &all)?);
+    while print_or_end(&text)? {
+        thread::sleep(INTERVAL);
+        pins.check_installed()?;
+        let (now, counters) = (Instant::now(), read()?);
+        text = rate_lines(options.output, width, &rates(&known, &counters, now - at))?;
+        (at, known) = (now, counters);
+    }
+    Ok(())
+}
+
+/// Counters that have another value than before. One that was not there before has no rate yet.
+fn rates<'c>(before: &[(String, u64)], now: &'c [(String, u64)], elapsed: Duration) -> Vec<Rate<'c>> {
+    let elapsed_ms = elapsed.as_millis().max(1) as i128;
+    let changed = now.iter().filter(|counter| !before.contains(counter));
+    let rate = |(name, value): &'c (String, u64)| {
+        let old = before.iter().find(|(of, _)| of == name).map_or(*value, |(_, value)| *value);
+        let per_second = (i128::from(*value) - i128::from(old)) * 1_000 / elapsed_ms;
+        Rate { name, value: *value, per_second: i64::try_from(per_second).unwrap_or(i64::MAX) }
+    };
+    changed.map(rate).collect()
+}
+
+fn rate_lines(format: GetFormat, width: usize, rates: &[Rate<'_>]) -> serde_json::Result<String> {
+    let line = |rate: &Rate<'_>| {
+        Ok(match format {
+            GetFormat::Json => serde_json::to_string(rate)? + "\n",
+            _ => format!("{:width$} {:>15} {:>12}\n", printable(rate.name), rate.value, rate.per_second),
+        })
+    };
+    rates.iter().map(line).collect()
 }
 
 /// Differences between two states, in the order of their keys.
@@ -127,5 +184,15 @@ mod tests {
         let found: Vec<_> = changes(&old, &new).into_iter().map(|(change, row)| (change, *row)).collect();
         assert_eq!(found, [(Change::Added, "z"), (Change::Modified, "x"), (Change::Deleted, "c")]);
         assert!(changes(&old, &old).is_empty());
+    }
+
+    #[test]
+    fn rates_are_of_counters_that_have_changed() {
+        let counters = |all: &[(&str, u64)]| all.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let old: Vec<_> = counters(&[("same", 7), ("up", 10), ("down", 10)]);
+        let new: Vec<_> = counters(&[("same", 7), ("up", 2_010), ("down", 0), ("new", 5)]);
+        let found = rates(&old, &new, Duration::from_secs(2));
+        let found: Vec<_> = found.iter().map(|rate| (rate.name, rate.value, rate.per_second)).collect();
+        assert_eq!(found, [("up", 2_010, 1_000), ("down", 0, -5), ("new", 5, 0)]);
     }
 }
