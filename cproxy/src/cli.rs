@@ -4,6 +4,7 @@ mod bugreport;
 mod canary;
 mod check;
 mod cleanup;
+mod completion;
 mod exec;
 mod exit_codes;
 mod explain;
@@ -32,7 +33,7 @@ use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand, error::Error
 
 #[cfg(feature = "schema")]
 pub use self::schemas::schemas;
-pub use self::{exit_codes::EXIT_CODES, manual::manual};
+pub use self::{completion::Shell, exit_codes::EXIT_CODES, manual::manual};
 use self::{machine_settings::MachineSettings, output::print_error, usage_error::report_usage};
 use crate::{
     config::{Config, SETTINGS},
@@ -98,6 +99,11 @@ enum Command {
     Exec(exec::ExecOptions),
     /// Print the versions of cproxy and its table layout
     Version(options::OutputOptions),
+    /// Print a script that has a shell complete commands, flags and names of Services
+    Completion(completion::CompletionOptions),
+    /// Print candidates for a word; the script of `completion` does this
+    #[command(hide = true)]
+    Complete(completion::CompleteOptions),
     /// Load, attach and pin the programs; `run` does this in a child process
     #[command(hide = true)]
     Install(install::InstallOptions),
@@ -217,6 +223,8 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Reseed(options) => reseed::run(&options)?,
         Command::Cleanup(options) => cleanup::run(&options)?,
         Command::Version(options) => version::run(&options)?,
+        Command::Completion(options) => completion::run(&options)?,
+        Command::Complete(options) => completion::complete(&options, &self::command())?,
         Command::Exec(options) => return Ok(exec::run(&options)),
         Command::Install(options) => return Ok(install::run(&options)),
         Command::Policy(options) => return Ok(policy::run(&options)),

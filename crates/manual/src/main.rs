@@ -14,8 +14,8 @@ use std::{
 };
 
 use clap::Command;
-use clap_complete::{Shell, generate_to};
 use clap_mangen::Man;
+use cproxy::cli::Shell;
 
 /// Section of the manual: commands of the administrator.
 const SECTION: &str = "8";
@@ -52,10 +52,10 @@ fn write(directory: &Path) -> io::Result<()> {
     let [pages, completions] = ["man", "completions"].map(|name| directory.join(name));
     fs::create_dir_all(&pages)?;
     fs::create_dir_all(&completions)?;
-    let mut command = cproxy::cli::manual();
-    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        generate_to(shell, &mut command.clone(), "cproxy", &completions)?;
+    for shell in Shell::ALL {
+        fs::write(completions.join(shell.file_name()), shell.script())?;
     }
+    let mut command = cproxy::cli::manual();
     // The page of each command has its help.
     command = command.disable_help_subcommand(true);
     command.build();

@@ -6,6 +6,7 @@ mod bad_server;
 mod cgroups;
 mod check;
 mod claims;
+mod completion;
 mod connects;
 mod frontends;
 mod get;
