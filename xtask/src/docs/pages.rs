@@ -15,8 +15,20 @@ use crate::tidy::links::{normalized, slug};
 const SKIPPED: [&str; 3] = ["target", ".git", "xtask"];
 
 /// Chapters by their sections: files, or directories whose other files follow. What is in no section comes last.
-const SECTIONS: [(&str, &[&str]); 6] = [
-    ("Install", &["docs/integrations", "images/kubernetes", "images/kata", "docs/relay.md", "docs/relay-views.md"]),
+const SECTIONS: [(&str, &[&str]); 7] = [
+    ("Choose", &["docs/comparison.md", "docs/compatibility.md", "docs/sizing.md", "docs/non-goals.md"]),
+    (
+        "Install",
+        &[
+            "docs/releases.md",
+            "docs/upgrading.md",
+            "docs/integrations",
+            "images/kubernetes",
+            "images/kata",
+            "docs/relay.md",
+            "docs/relay-views.md",
+        ],
+    ),
     (
         "Run",
         &[
@@ -31,10 +43,7 @@ const SECTIONS: [(&str, &[&str]); 6] = [
         ],
     ),
     ("Generated reference", &["reference"]),
-    (
-        "Understand",
-        &["docs/semantics.md", "docs/non-goals.md", "docs/kernels.md", "docs/glossary.md", "ARCHITECTURE.md"],
-    ),
+    ("Understand", &["docs/semantics.md", "docs/kernels.md", "docs/glossary.md", "ARCHITECTURE.md"]),
     ("Measurements", &["docs/benchmarks.md", "docs/profile.md"]),
     ("Decisions", &["docs/decisions"]),
 ];
