@@ -14,7 +14,9 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser as _},
     error::ErrorKind,
 };
-use cproxy_daemon::{LogFilter, LogFormat, memory, usage_error_line, variable_prefix, wrapped_help, write_stderr};
+use cproxy_daemon::{
+    LogFilter, LogFormat, help_columns, memory, usage_error_line, variable_prefix, wrapped_help, write_stderr,
+};
 use tracing::Level;
 
 use crate::{
@@ -216,9 +218,9 @@ fn report_usage(error: &clap::Error) -> ExitCode {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
     let text = error.to_string();
     match error.kind() {
-        DisplayHelp | DisplayVersion => finish(print(&wrapped_help(&text))),
+        DisplayHelp | DisplayVersion => finish(print(&wrapped_help(&text, help_columns()))),
         DisplayHelpOnMissingArgumentOrSubcommand => {
-            write_stderr(&wrapped_help(&text));
+            write_stderr(&wrapped_help(&text, help_columns()));
             exit(EXIT_USAGE)
         }
         _ => {
@@ -280,7 +282,7 @@ mod tests {
         for command in [&[][..], &["run"], &["check"], &["version"]] {
             for flag in ["-h", "--help"] {
                 let arguments = [&["cproxy-relay"], command, &[flag]].concat();
-                let help = wrapped_help(&Cli::try_parse_from(&arguments).unwrap_err().to_string());
+                let help = wrapped_help(&Cli::try_parse_from(&arguments).unwrap_err().to_string(), 80);
                 let long = help.lines().find(|line| line.chars().count() > 80);
                 assert!(help.contains("Usage: ") && long.is_none(), "{arguments:?}: {long:?}");
             }

@@ -249,7 +249,7 @@ mod tests {
             let arguments = [&["cproxy"], command, &[flag]].concat();
             let help = cli.clone().try_get_matches_from(&arguments).unwrap_err();
             assert_eq!(help.kind(), ErrorKind::DisplayHelp, "{arguments:?}");
-            let help = wrapped_help(&help.to_string());
+            let help = wrapped_help(&help.to_string(), 80);
             let long = help.lines().find(|line| line.chars().count() > 80);
             assert_eq!(long, None, "{arguments:?}");
             let is_run = command == ["run"];

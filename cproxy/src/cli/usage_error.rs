@@ -6,7 +6,7 @@ use clap::{
     ValueEnum as _,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use cproxy_daemon::{usage_error_line, variable_prefix, wrapped_help, write_stderr};
+use cproxy_daemon::{help_columns, usage_error_line, variable_prefix, wrapped_help, write_stderr};
 
 use super::{
     exit_codes,
@@ -26,7 +26,7 @@ pub(super) const SHOWN_CHARS_MAX: usize = 80;
 pub(super) fn report_usage(error: &clap::Error, cli: &clap::Command) -> ExitCode {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
     if let DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand = error.kind() {
-        let text = wrapped_help(&error.to_string());
+        let text = wrapped_help(&error.to_string(), help_columns());
         if error.use_stderr() {
             write_stderr(&text);
             return ExitCode::from(exit_codes::USAGE);

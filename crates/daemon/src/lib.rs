@@ -15,6 +15,7 @@ mod recent_lines;
 mod status_server;
 mod stdout;
 mod tasks;
+mod terminal;
 pub mod unix_socket;
 mod usage;
 
@@ -27,4 +28,5 @@ pub use os_codes::without_os_codes;
 pub use status_server::{StatusListener, StatusRequest, StatusResponse};
 pub use stdout::{write_stderr, write_stdout};
 pub use tasks::Tasks;
-pub use usage::{hanging, usage_error_line, variable_prefix, wrapped_help};
+pub use terminal::terminal_columns;
+pub use usage::{hanging, help_columns, usage_error_line, variable_prefix, wrapped_help};

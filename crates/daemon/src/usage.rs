@@ -4,8 +4,11 @@ use std::{env, ffi::OsString, iter::repeat_n};
 
 use clap::error::{ContextKind, ContextValue};
 
-/// Columns of a line of help.
+use crate::terminal_columns;
+
+/// Columns of a line of help without a terminal, and most of them: longer lines are hard to read.
 const HELP_COLUMNS: usize = 80;
+const HELP_COLUMNS_MAX: usize = 100;
 /// Least room for a text behind its indentation. With less, lines are as long as they are.
 const TEXT_COLUMNS_MIN: usize = 24;
 
@@ -37,19 +40,25 @@ pub fn variable_prefix(error: &clap::Error, cli: &clap::Command) -> String {
     name().unwrap_or_default()
 }
 
-/// Help of clap in lines of at most 80 columns. What follows stands below the text of its line.
+/// Columns for help: those of the terminal, or 80 without one.
 #[must_use]
-pub fn wrapped_help(help: &str) -> String {
-    let wrapped = |line: &str| {
+pub fn help_columns() -> usize {
+    terminal_columns().map_or(HELP_COLUMNS, |columns| columns.min(HELP_COLUMNS_MAX))
+}
+
+/// Help of clap in lines of so many columns. What follows stands below the text of its line.
+#[must_use]
+pub fn wrapped_help(help: &str, columns: usize) -> String {
+    let line = |line: &str| {
         let text = line.trim_start();
         let lead = line.len() - text.len();
         // Two blanks end the names of a flag.
         let names = text.find("  ").filter(|_| lead != 0).unwrap_or_default();
         let behind = text.get(names..).unwrap_or_default().trim_start();
         let (head, text) = line.split_at(line.len() - behind.len());
-        format!("{head}{}\n", hanging(HELP_COLUMNS, head.chars().count(), text))
+        format!("{head}{}\n", hanging(columns, head.chars().count(), text))
     };
-    help.lines().map(wrapped).collect()
+    help.lines().map(line).collect()
 }
 
 /// Text in lines of so many columns behind an indentation, which the first line has already.
@@ -91,12 +100,16 @@ mod tests {
     fn help_stands_below_the_text_of_its_line() {
         let words = "word ".repeat(20);
         let help = format!("Usage: a\n\n  -b, --c <C>  {}\n          {}\n", words.trim_end(), words.trim_end());
-        let wrapped = wrapped_help(&help);
+        let wrapped = wrapped_help(&help, HELP_COLUMNS);
         let lines: Vec<_> = wrapped.lines().collect();
         assert_eq!(lines[..2], ["Usage: a", ""]);
         assert!(lines[2].starts_with("  -b, --c <C>  word ") && lines.iter().all(|line| line.len() <= 80), "{wrapped}");
         assert!(lines[3].starts_with("               word"), "{wrapped}");
         assert!(lines[5].starts_with("          word"), "{wrapped}");
         assert_eq!(wrapped.split_whitespace().count(), help.split_whitespace().count());
+        for columns in [60, HELP_COLUMNS_MAX] {
+            let longest = wrapped_help(&help, columns).lines().map(str::len).max().unwrap();
+            assert!(longest <= columns && longest > columns - 5, "{columns}: {longest}");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! `cproxy get --watch`: the rows, and then each that changes; of counters with their rates.
 //!
-//! For rows, once a second the raw maps are read, one call for each. Only if their digest is another one, the rows are made,
-//! and the agent, which has just written the table, is asked for names. A change and its reversal within a second are
-//! not seen.
+//! For rows, once a second the raw maps are read, one call for each. Only if their digest is another one, the rows are
+//! made, and the agent, which has just written the table, is asked for names. A change and its reversal within a second
+//! are not seen.
 
 use std::{
     collections::BTreeMap,
