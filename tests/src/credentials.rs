@@ -170,10 +170,9 @@ impl Credentials {
         renew().unwrap_or_else(|error: rcgen::Error| panic!("cannot make certificates: {error}"));
     }
 
+    /// In one step: a program that has just been started may be reading the file.
     fn write(&self, name: &str, content: &str) -> PathBuf {
-        let path = self.file(name);
-        write_file(&path, content);
-        path
+        manifest::write_text(&self.directory, name, content)
     }
 }
 
@@ -208,8 +207,4 @@ fn named(common_name: &str, names: Vec<String>) -> Result<CertificateParams, rcg
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name.push(DnType::CommonName, common_name);
     Ok(params)
-}
-
-fn write_file(path: &Path, content: &str) {
-    fs::write(path, content).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
 }
