@@ -27,7 +27,7 @@ pub use diagnosis::{
     diagnose,
     finding::{Finding, Grade},
 };
-pub use located::{FieldError, read_located};
+pub use located::{FieldError, read_json, read_located};
 pub use transport::{
     address::{AddressError, ServerAddress},
     dns::probe_nameservers,

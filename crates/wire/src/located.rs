@@ -1,7 +1,10 @@
 //! Reading of JSON with the path of a field that is wrong. The path comes from the place in the text: a reader that
-//! follows paths would be compiled once more for each type.
+//! follows paths would be compiled once more for each type, as would one of bytes beside that of text.
 
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, Error as _},
+};
 
 /// Wrong field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +19,14 @@ impl std::fmt::Display for FieldError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.path.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.path, self.message) }
     }
+}
+
+/// Reads JSON.
+///
+/// # Errors
+/// It is not UTF-8, no JSON, or of another form.
+pub fn read_json<'a, T: Deserialize<'a>>(json: &'a [u8]) -> serde_json::Result<T> {
+    serde_json::from_str(str::from_utf8(json).map_err(serde_json::Error::custom)?)
 }
 
 /// Reads an object.

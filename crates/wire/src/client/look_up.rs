@@ -8,7 +8,7 @@ use http::{
 };
 use serde::Deserialize;
 
-use crate::{client::api_client::ApiClient, transport::link::BoxError};
+use crate::{client::api_client::ApiClient, located::read_json, transport::link::BoxError};
 
 /// List of Services in JSON.
 #[derive(Deserialize)]
@@ -42,5 +42,5 @@ async fn first(client: &ApiClient, target: &str) -> Result<Option<Service>, BoxE
     if response.status() != StatusCode::OK {
         return Err(format!("the API server answers {}", response.status()).into());
     }
-    Ok(serde_json::from_slice::<ServiceList>(response.body())?.items.into_iter().next())
+    Ok(read_json::<ServiceList>(response.body())?.items.into_iter().next())
 }

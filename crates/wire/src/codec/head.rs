@@ -41,8 +41,9 @@ impl Head {
 
     fn read(json: &[u8], level: Level) -> Self {
         let mut head = Self::default();
-        // The fields before an error count.
-        Members(&mut head, level).deserialize(&mut serde_json::Deserializer::from_slice(json)).ok();
+        // The fields before an error count, and a cut within a character is one.
+        let json = String::from_utf8_lossy(json);
+        Members(&mut head, level).deserialize(&mut serde_json::Deserializer::from_str(&json)).ok();
         head
     }
 }

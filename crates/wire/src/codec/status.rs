@@ -3,7 +3,10 @@
 use prost::Message as _;
 use serde::Deserialize;
 
-use crate::codec::{content_type::ContentType, error::DecodeError, protobuf::Envelope};
+use crate::{
+    codec::{content_type::ContentType, error::DecodeError, protobuf::Envelope},
+    located::read_json,
+};
 
 /// Error of the API server.
 #[derive(Clone, Deserialize, prost::Message)]
@@ -34,7 +37,7 @@ impl Status {
     pub(crate) fn read(body: &[u8], content_type: Option<ContentType>) -> Self {
         let status = match content_type {
             Some(ContentType::Protobuf | ContentType::ProtobufStream) => Self::read_protobuf(body).ok(),
-            _ => serde_json::from_slice(body).ok(),
+            _ => read_json(body).ok(),
         };
         status.unwrap_or_else(|| {
             let text = String::from_utf8_lossy(body);

@@ -22,6 +22,7 @@ use tokio::{
 use crate::{
     credentials::setup_error::{ExecError, Reason},
     error_text::one_line,
+    located::read_json,
     transport::tls::Identity,
 };
 
@@ -107,7 +108,7 @@ impl ExecCredentials {
     }
 
     fn read(json: &[u8]) -> Result<Self, ExecError> {
-        let credential: ExecCredential = serde_json::from_slice(json).map_err(ExecError::Output)?;
+        let credential: ExecCredential = read_json(json).map_err(ExecError::Output)?;
         let status = credential.status.ok_or(ExecError::NoStatus)?;
         let token = status.token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
         let identity = match (status.client_certificate_data, status.client_key_data) {

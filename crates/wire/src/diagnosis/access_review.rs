@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::{
     codec::{content_type::JSON, status::Status},
     error_text::one_line,
+    located::read_json,
 };
 
 const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
@@ -100,7 +101,7 @@ impl AccessReview {
         match response.status() {
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Self::NotReviewed(refusal(response)),
             code if !code.is_success() => Self::Failed(refusal(response)),
-            _ => match serde_json::from_slice::<Review>(response.body()) {
+            _ => match read_json::<Review>(response.body()) {
                 Ok(review) if review.status.allowed => Self::Allowed,
                 Ok(_) => Self::Denied,
                 Err(error) => Self::Failed(format!("its answer cannot be read: {error}")),

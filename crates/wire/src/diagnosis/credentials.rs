@@ -13,6 +13,7 @@ use crate::{
         expiry,
         finding::{Finding, Grade},
     },
+    located::read_json,
 };
 
 const PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
@@ -67,7 +68,7 @@ pub(super) fn line(configuration: &Configuration, response: &Response<Bytes>) ->
                       ServiceAccount";
         return Finding::required("credentials", Grade::Missing, detail);
     }
-    let review = serde_json::from_slice::<Review>(response.body()).ok().filter(|_| code.is_success());
+    let review = read_json::<Review>(response.body()).ok().filter(|_| code.is_success());
     let Some(Review { status: ReviewStatus { user_info: UserInfo { username, groups } } }) = review else {
         // A server without such reviews, or an identity that may not ask for them.
         let detail = format!("the server does not say whom it takes them for ({})", refusal(response));

@@ -8,7 +8,10 @@ use rustls::pki_types::{CertificateDer, UnixTime, pem::PemObject};
 use serde::Deserialize;
 use webpki::{EndEntityCert, Error, KeyUsage};
 
-use crate::diagnosis::finding::{Finding, Grade};
+use crate::{
+    diagnosis::finding::{Finding, Grade},
+    located::read_json,
+};
 
 /// Time before the end of a certificate from which it is reported.
 const CERTIFICATE_SECONDS_MIN: i64 = 3600;
@@ -93,7 +96,7 @@ struct Claims {
 pub(super) fn of_jwt(token: &str) -> Option<i64> {
     let mut parts = token.split('.');
     let (_, claims, _) = (parts.next()?, parts.next()?, parts.next()?);
-    let claims: Claims = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()?;
+    let claims: Claims = read_json(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()?;
     claims.exp.map(|seconds| seconds as i64)
 }
 

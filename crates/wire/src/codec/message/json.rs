@@ -4,12 +4,15 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Change, ListMetadata, Message};
-use crate::codec::{
-    decode::Decoded,
-    error::{CodecError, DecodeError},
-    head::Head,
-    resource::WatchedResource,
-    split::{LONGEST_BYTES, Piece, SplitError},
+use crate::{
+    codec::{
+        decode::Decoded,
+        error::{CodecError, DecodeError},
+        head::Head,
+        resource::WatchedResource,
+        split::{LONGEST_BYTES, Piece, SplitError},
+    },
+    located::read_json,
 };
 
 #[derive(Deserialize)]
@@ -34,7 +37,7 @@ struct BookmarkMetadata {
 /// Reads the metadata of a list.
 pub(crate) fn read_metadata<K: WatchedResource>(piece: Piece<'_>) -> Result<ListMetadata, CodecError> {
     let Piece::Whole(json) = piece else { return Err(CodecError::too_long(LONGEST_BYTES)) };
-    serde_json::from_slice(json).map_err(|error| CodecError::unreadable::<K>(error.into(), &<_>::default()))
+    read_json(json).map_err(|error| CodecError::unreadable::<K>(error.into(), &<_>::default()))
 }
 
 /// Reads an item of a list.
@@ -64,7 +67,7 @@ pub(crate) fn read_line<K: WatchedResource>(piece: Piece<'_>) -> Result<Option<M
 
 fn whole_line<K: WatchedResource>(line: &[u8]) -> Result<Message<K>, CodecError> {
     let unreadable = |error| CodecError::unreadable::<K>(DecodeError::Json(error), &Head::of_line(line).names);
-    let RawLine { change, object } = serde_json::from_slice(line).map_err(unreadable)?;
+    let RawLine { change, object } = read_json(line).map_err(unreadable)?;
     let decode = || Decoded::read_json(object.get()).map_err(unreadable);
     Ok(match change {
         Change::Added | Change::Modified => Message::Applied(decode()?),
