@@ -1,6 +1,7 @@
 //! Settings in force, each with the place that it comes from.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::{Config, Secrecy, Setting, SourceSettings};
 
@@ -8,7 +9,7 @@ use super::{Config, Secrecy, Setting, SourceSettings};
 const SECRET: &str = "(secret)";
 
 /// Setting in the output of `cproxy get config`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SettingRow {
     /// Name of the flag, without its dashes.
@@ -17,6 +18,15 @@ pub struct SettingRow {
     pub value: Option<String>,
     /// Place that it comes from: `flag`, `environment`, a kernel parameter, a line of a file, or `default`.
     pub origin: String,
+}
+
+impl SettingRow {
+    /// Row as an agent has sent it; `None` if it has another form.
+    #[must_use]
+    pub fn read(row: &Value) -> Option<Self> {
+        let text = |field: &str| row.get(field).and_then(Value::as_str).map(str::to_owned);
+        Some(Self { name: text("name")?, value: text("value"), origin: text("origin")? })
+    }
 }
 
 impl Config {

@@ -501,8 +501,8 @@ mod tests {
     #[test]
     fn tasks_that_have_ended_are_named() {
         // As an earlier agent reports.
-        let mut report: HealthReport =
-            serde_json::from_str(r#"{"differences":[],"canary":"reached","repairs":0}"#).unwrap();
+        let mut report =
+            HealthReport::read(&serde_json::json!({"differences": [], "canary": "reached", "repairs": 0})).unwrap();
         assert_eq!(tasks_of_agent(&report), ok("all background tasks of the agent run"));
         report.ended_tasks = vec!["reload".to_owned(), "source".to_owned()];
         assert_eq!(tasks_of_agent(&report), degraded("tasks of the agent have ended: reload, source; start it again"));

@@ -2,7 +2,7 @@
 
 use cproxy_core::printable;
 use cproxy_datapath::bpf::{DeniedPeer, PolicyDecision};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{
     PodPolicyReport,
@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Peer in the output of `cproxy get denials`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DenialRow {
     /// `Ingress` or `Egress`.

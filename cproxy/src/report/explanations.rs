@@ -1,12 +1,17 @@
 //! Reasons why the endpoints of a Service are used or not.
 
 use cproxy_core::{Explanation, ServiceName, printable};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 
-use super::{columns::align_columns, frontends::FrontendRow};
+use super::{
+    columns::align_columns,
+    fields::{text_of, texts_of},
+    frontends::FrontendRow,
+};
 
 /// Use of one endpoint in the output of commands.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EndpointRow {
     /// Name of the Service port; `None` if the row is about a whole slice.
@@ -22,7 +27,6 @@ pub struct EndpointRow {
     /// yes, keeps or no.
     pub used: String,
     /// Name of the rule that decided, for scripts. An earlier agent does not say.
-    #[serde(default)]
     pub code: String,
     /// Rule that decided.
     pub reason: String,
@@ -41,6 +45,21 @@ impl From<&Explanation> for EndpointRow {
             code: (*code).to_owned(),
             reason: reason.clone(),
         }
+    }
+}
+
+impl EndpointRow {
+    pub(super) fn read(row: &Value) -> Option<Self> {
+        Some(Self {
+            port_name: text_of(row, "port_name"),
+            protocol: text_of(row, "protocol"),
+            sources: texts_of(row, "sources")?,
+            endpoint: text_of(row, "endpoint")?,
+            slice: text_of(row, "slice"),
+            used: text_of(row, "used")?,
+            code: text_of(row, "code").unwrap_or_default(),
+            reason: text_of(row, "reason")?,
+        })
     }
 }
 

@@ -4,16 +4,18 @@ use std::{io::Write, net::IpAddr};
 
 use cproxy_core::{Action, Backend, Frontend, FrontendName, KernelSet, Protocol, Row};
 use cproxy_datapath::bpf::ServiceCounts;
-use serde::{Deserialize, Serialize, Serializer as _};
+use serde::{Serialize, Serializer as _};
+use serde_json::Value;
 
 use super::{
-    address::BackendAddress,
+    address::{BackendAddress, address_of},
+    fields::{list_of, number_of, text_of},
     names::{FrontendLabel, Names},
     table::{Cell, Column, TableRow},
 };
 
 /// Frontend in the output of commands.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FrontendRow {
     /// namespace/name; `None` without an agent.
@@ -54,6 +56,25 @@ impl From<&Row> for FrontendRow {
 }
 
 impl FrontendRow {
+    /// Row as an agent has sent it, without counters; `None` if it has another form.
+    #[must_use]
+    pub fn read(row: &Value) -> Option<Self> {
+        Some(Self {
+            service: text_of(row, "service"),
+            port_name: text_of(row, "port_name"),
+            protocol: text_of(row, "protocol")?,
+            address: address_of(row)?,
+            port: number_of(row, "port")?,
+            source: text_of(row, "source"),
+            action: text_of(row, "action")?,
+            session_affinity_seconds: number_of(row, "session_affinity_seconds"),
+            backends: list_of(row, "backends", BackendAddress::read)?,
+            connections: None,
+            refused: None,
+            dropped: None,
+        })
+    }
+
     /// Row of the kernel's part, with the agent's names.
     #[must_use]
     pub fn named(frontend: Frontend, set: &KernelSet, names: &Names) -> Self {
@@ -239,7 +260,7 @@ mod tests {
     fn json_is_the_contract() {
         let mut json = Vec::new();
         write_frontends_json([row("FD00:0:0::1", 1, 0)].into_iter(), &mut json).unwrap();
-        let value: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        let value: Value = serde_json::from_slice(&json).unwrap();
         let expected = serde_json::json!([{
             "service": null, "port_name": null, "protocol": "TCP", "address": "fd00::1", "port": 80, "source": null,
             "action": "forward", "session_affinity_seconds": null,

@@ -2,10 +2,13 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::fields::{bool_of, number_of, text_of, texts_of};
 
 /// Outcome of a look at the programs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HealthReport {
     /// Differences between the programs and those that the agent has attached, which it could not repair.
     pub differences: Vec<String>,
@@ -14,12 +17,11 @@ pub struct HealthReport {
     /// Number of repairs since the agent's start.
     pub repairs: u64,
     /// Background tasks of the agent that have ended, and should not. An earlier agent does not say.
-    #[serde(default)]
     pub ended_tasks: Vec<String>,
 }
 
 /// Outcome of the canary.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CanaryReport {
     /// Calls through all hooks have had their effect.
@@ -37,7 +39,33 @@ pub enum CanaryReport {
     Failed(String),
 }
 
+impl CanaryReport {
+    /// Report as an agent or its child has sent it; `None` if it has another form.
+    #[must_use]
+    pub fn read(report: &Value) -> Option<Self> {
+        if report == "reached" {
+            return Some(Self::Reached);
+        }
+        if let Some(partly) = report.get("partly") {
+            return Some(Self::Partly { reason: text_of(partly, "reason")?, is_absent: bool_of(partly, "is_absent")? });
+        }
+        let not_walked = text_of(report, "not_walked").map(Self::NotWalked);
+        not_walked.or_else(|| text_of(report, "failed").map(Self::Failed))
+    }
+}
+
 impl HealthReport {
+    /// Report as an agent has sent it; `None` if it has another form.
+    #[must_use]
+    pub fn read(report: &Value) -> Option<Self> {
+        Some(Self {
+            differences: texts_of(report, "differences")?,
+            canary: CanaryReport::read(report.get("canary")?)?,
+            repairs: number_of(report, "repairs")?,
+            ended_tasks: texts_of(report, "ended_tasks").unwrap_or_default(),
+        })
+    }
+
     /// Obstacles to the programs' effect.
     pub fn problems(&self) -> impl Iterator<Item = String> {
         let symptom = match &self.canary {
@@ -112,8 +140,7 @@ mod tests {
             ),
         ] {
             assert_eq!((report.is_good(), &*report.to_string()), (is_good, text));
-            let json = serde_json::to_string(&report).unwrap();
-            assert_eq!(serde_json::from_str::<HealthReport>(&json).unwrap(), report);
+            assert_eq!(HealthReport::read(&serde_json::to_value(&report).unwrap()), Some(report));
         }
     }
 }

@@ -7,15 +7,17 @@ use cproxy_datapath::bpf::PolicyDecision;
 use cproxy_policy::{
     Action, Direction, Directions, IpBlock, PodPeers, PodPolicy, PodPorts, PodRule, PortRange, SetName,
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::{
+    fields::{bool_of, list_of, number_of, text_of, texts_of},
     policy::{ALLOWED, DENIED, PolicyVerdict, some_of},
     table::{Cell, Column, TableRow},
 };
 
 /// Policy of the pod in the output of `cproxy get policy`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PodPolicyReport {
     /// namespace/name of the pod; empty until its policy has come.
@@ -37,7 +39,7 @@ pub struct PodPolicyReport {
 }
 
 /// Rule of the policy, or a policy that isolates without one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PodPolicyRow {
     /// Ingress or Egress.
@@ -108,6 +110,21 @@ impl PodPolicyReport {
             node_addresses: policy.node_addresses.iter().map(ToString::to_string).collect(),
             rules: isolating.chain(rules).collect(),
         }
+    }
+
+    /// Report as an agent has sent it; `None` if it has another form.
+    #[must_use]
+    pub fn read(report: &Value) -> Option<Self> {
+        Some(Self {
+            pod: text_of(report, "pod")?,
+            mode: text_of(report, "mode")?,
+            missing: text_of(report, "missing"),
+            isolated: texts_of(report, "isolated")?,
+            since_seconds: number_of(report, "since_seconds"),
+            addresses: number_of(report, "addresses")?,
+            node_addresses: texts_of(report, "node_addresses")?,
+            rules: list_of(report, "rules", PodPolicyRow::read)?,
+        })
     }
 
     /// The policy on one line.
@@ -216,6 +233,19 @@ impl PodPolicyRow {
             in_blocks: matches!(peers, PodPeers::InBlocks { .. }),
             id: Some(id),
         }
+    }
+
+    fn read(row: &Value) -> Option<Self> {
+        Some(Self {
+            direction: text_of(row, "direction")?,
+            rule: text_of(row, "rule")?,
+            action: text_of(row, "action")?,
+            ports: texts_of(row, "ports")?,
+            blocks: texts_of(row, "blocks")?,
+            addresses: number_of(row, "addresses"),
+            in_blocks: bool_of(row, "in_blocks")?,
+            id: number_of(row, "id"),
+        })
     }
 
     fn isolating(direction: Direction, policy: &str) -> Self {

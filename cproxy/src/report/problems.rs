@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
+    fields::{number_of, text_of},
     table::{Cell, Column, TableRow},
     time::time,
 };
@@ -23,11 +24,6 @@ pub struct ProblemRow {
     pub since_seconds: u64,
 }
 
-/// Text of a row's field, if it has one.
-pub(super) fn text_of(row: &Value, field: &str) -> Option<String> {
-    row.get(field).and_then(Value::as_str).map(str::to_owned)
-}
-
 impl ProblemRow {
     /// Row as an agent has sent it, which may be of another version.
     #[must_use]
@@ -36,7 +32,7 @@ impl ProblemRow {
             object: text_of(row, "object").unwrap_or_default(),
             field: text_of(row, "field").unwrap_or_default(),
             problem: text_of(row, "problem").unwrap_or_default(),
-            since_seconds: row.get("since_seconds").and_then(Value::as_u64).unwrap_or_default(),
+            since_seconds: number_of(row, "since_seconds").unwrap_or_default(),
         }
     }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    problems::text_of,
+    fields::text_of,
     table::{Cell, Column, TableRow},
 };
 

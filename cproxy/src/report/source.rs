@@ -3,13 +3,16 @@
 use std::fmt;
 
 use cproxy_core::printable;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::fields::{number_of, text_of, texts_of};
 
 /// Longest time between two confirmations: two intervals of bookmarks, and a little more.
 const SILENT_SECONDS_MAX: u64 = 130;
 
 /// Source of a running agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceReport {
     /// An API server, or what stands for it.
@@ -23,7 +26,6 @@ pub enum SourceReport {
         /// View that the server shows; `all`: everything.
         view: String,
         /// Last failure of a list or watch that has not succeeded since.
-        #[serde(default)]
         failure: Option<String>,
     },
     /// Files and directories.
@@ -31,6 +33,19 @@ pub enum SourceReport {
 }
 
 impl SourceReport {
+    /// Report as an agent has sent it; `None` if it has another form.
+    #[must_use]
+    pub fn read(report: &Value) -> Option<Self> {
+        let Some(server) = report.get("api_server") else { return texts_of(report, "manifests").map(Self::Manifests) };
+        Some(Self::ApiServer {
+            server: text_of(server, "server")?,
+            choice: number_of(server, "choice")?,
+            silent_seconds: number_of(server, "silent_seconds"),
+            view: text_of(server, "view")?,
+            failure: text_of(server, "failure"),
+        })
+    }
+
     /// Whether the agent follows what it prefers, has lately heard from it, and nothing has failed since.
     #[must_use]
     pub fn is_good(&self) -> bool {
@@ -120,8 +135,7 @@ mod tests {
             (SourceReport::Manifests(vec!["a".to_owned(), "b".to_owned()]), true, "manifests a, b".to_owned()),
         ] {
             assert_eq!((report.is_good(), report.to_string()), (is_good, text));
-            let json = serde_json::to_string(&report).unwrap();
-            assert_eq!(serde_json::from_str::<SourceReport>(&json).unwrap(), report);
+            assert_eq!(SourceReport::read(&serde_json::to_value(&report).unwrap()), Some(report));
         }
         assert_eq!([1, 2, 3, 4, 11, 12, 21].map(ordinal), ["1st", "2nd", "3rd", "4th", "11th", "12th", "21st"]);
     }

@@ -10,8 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cproxy_core::sorted_map;
+use cproxy_wire::read_json;
 use rustix::{net::sockopt::socket_peercred, process::Pid};
-use serde::de::DeserializeOwned;
+use serde_json::{Value, value::RawValue};
 use tracing::Level;
 
 use super::{
@@ -24,11 +26,11 @@ use super::{
         RESPONSE_TIMEOUT, SOCKET,
     },
 };
-use serde_json::Value;
-
 use crate::{
     config::SettingRow,
-    report::{AgentReport, FrontendRow, HealthReport, PodPolicyReport, ProblemRow, ReceivedRow, SourceReport},
+    report::{
+        AgentReport, FrontendRow, HealthReport, PodPolicyReport, ProblemRow, ReceivedRow, SourceReport, read_answer,
+    },
     target::Target,
 };
 
@@ -56,7 +58,10 @@ pub(super) fn is_agent_listening(run_dir: &Path) -> bool {
 /// # Errors
 /// No agent is running there, or it does not respond within `timeout`, which is not zero.
 pub fn fetch_services(run_dir: &Path, timeout: Duration) -> io::Result<Vec<FrontendRow>> {
-    fetch_json(run_dir, REQUEST_SERVICES, timeout)
+    let response = fetch(run_dir, REQUEST_SERVICES, timeout)?;
+    // One row at a time, since there may be very many.
+    let rows: Vec<&RawValue> = read_json(&response)?;
+    rows.into_iter().map(|row| read_answer(row.get().as_bytes(), FrontendRow::read)).collect()
 }
 
 /// Gauges of a running agent, by name.
@@ -64,7 +69,11 @@ pub fn fetch_services(run_dir: &Path, timeout: Duration) -> io::Result<Vec<Front
 /// # Errors
 /// As [`fetch_services`].
 pub fn fetch_gauges(run_dir: &Path, timeout: Duration) -> io::Result<BTreeMap<String, u64>> {
-    fetch_json(run_dir, REQUEST_GAUGES, timeout)
+    let read = |gauges: &Value| {
+        let gauges = gauges.as_object()?.iter();
+        gauges.map(|(name, value)| Some((name.clone(), value.as_u64()?))).collect::<Option<Vec<_>>>()
+    };
+    read_answer(&fetch(run_dir, REQUEST_GAUGES, timeout)?, read).map(sorted_map)
 }
 
 /// Source of a running agent.
@@ -73,8 +82,7 @@ pub fn fetch_gauges(run_dir: &Path, timeout: Duration) -> io::Result<BTreeMap<St
 /// As [`fetch_services`]. An agent of an earlier version gives an answer of another form
 /// ([`io::ErrorKind::InvalidData`]).
 pub fn fetch_source(run_dir: &Path) -> io::Result<SourceReport> {
-    let response = fetch(run_dir, REQUEST_SOURCE, RESPONSE_TIMEOUT)?;
-    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    read_answer(&fetch(run_dir, REQUEST_SOURCE, RESPONSE_TIMEOUT)?, SourceReport::read)
 }
 
 /// Health of a running agent's programs, after a look at them.
@@ -82,8 +90,7 @@ pub fn fetch_source(run_dir: &Path) -> io::Result<SourceReport> {
 /// # Errors
 /// As [`fetch_source`].
 pub fn fetch_health(run_dir: &Path) -> io::Result<HealthReport> {
-    let response = fetch(run_dir, REQUEST_HEALTH, RESPONSE_TIMEOUT)?;
-    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    read_answer(&fetch(run_dir, REQUEST_HEALTH, RESPONSE_TIMEOUT)?, HealthReport::read)
 }
 
 /// Present problems of a running agent.
@@ -91,17 +98,8 @@ pub fn fetch_health(run_dir: &Path) -> io::Result<HealthReport> {
 /// # Errors
 /// As [`fetch_source`].
 pub fn fetch_problems(run_dir: &Path) -> io::Result<Vec<ProblemRow>> {
-    let rows = fetch_rows(run_dir, REQUEST_PROBLEMS)?;
-    Ok(rows.iter().flatten().map(ProblemRow::read).collect())
-}
-
-/// Rows of a response that is an array; `None` if it is none.
-fn fetch_rows(run_dir: &Path, request: &str) -> io::Result<Option<Vec<Value>>> {
-    let response = serde_json::from_slice(&fetch(run_dir, request, RESPONSE_TIMEOUT)?);
-    match response.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
-        Value::Array(rows) => Ok(Some(rows)),
-        _ => Ok(None),
-    }
+    let read = |rows: &Value| Some(rows.as_array().into_iter().flatten().map(ProblemRow::read).collect());
+    read_answer(&fetch(run_dir, REQUEST_PROBLEMS, RESPONSE_TIMEOUT)?, read)
 }
 
 /// The pod's policy, as a running agent enforces it; `None` if it enforces none.
@@ -109,8 +107,8 @@ fn fetch_rows(run_dir: &Path, request: &str) -> io::Result<Option<Vec<Value>>> {
 /// # Errors
 /// As [`fetch_source`].
 pub fn fetch_policy(run_dir: &Path) -> io::Result<Option<PodPolicyReport>> {
-    let response = fetch(run_dir, REQUEST_POLICY, RESPONSE_TIMEOUT)?;
-    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    let read = |report: &Value| if report.is_null() { Some(None) } else { PodPolicyReport::read(report).map(Some) };
+    read_answer(&fetch(run_dir, REQUEST_POLICY, RESPONSE_TIMEOUT)?, read)
 }
 
 /// Ports that a running agent receives for load balancers; `None` if it is to receive none.
@@ -118,8 +116,8 @@ pub fn fetch_policy(run_dir: &Path) -> io::Result<Option<PodPolicyReport>> {
 /// # Errors
 /// As [`fetch_source`].
 pub fn fetch_received(run_dir: &Path) -> io::Result<Option<Vec<ReceivedRow>>> {
-    let rows = fetch_rows(run_dir, REQUEST_RECEIVE)?;
-    Ok(rows.map(|rows| rows.iter().map(ReceivedRow::read).collect()))
+    let read = |rows: &Value| Some(rows.as_array().map(|rows| rows.iter().map(ReceivedRow::read).collect()));
+    read_answer(&fetch(run_dir, REQUEST_RECEIVE, RESPONSE_TIMEOUT)?, read)
 }
 
 /// A running agent's view of a destination.
@@ -127,8 +125,7 @@ pub fn fetch_received(run_dir: &Path) -> io::Result<Option<Vec<ReceivedRow>>> {
 /// # Errors
 /// As [`fetch_source`].
 pub fn fetch_explanation(run_dir: &Path, target: &Target) -> io::Result<AgentReport> {
-    let response = fetch(run_dir, &format!("{REQUEST_EXPLAIN}{target}\n"), RESPONSE_TIMEOUT)?;
-    serde_json::from_slice(&response).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    read_answer(&fetch(run_dir, &format!("{REQUEST_EXPLAIN}{target}\n"), RESPONSE_TIMEOUT)?, AgentReport::read)
 }
 
 /// Settings of a running agent.
@@ -136,7 +133,8 @@ pub fn fetch_explanation(run_dir: &Path, target: &Target) -> io::Result<AgentRep
 /// # Errors
 /// As [`fetch_services`].
 pub fn fetch_config(run_dir: &Path) -> io::Result<Vec<SettingRow>> {
-    fetch_json(run_dir, REQUEST_CONFIG, RESPONSE_TIMEOUT)
+    let read = |rows: &Value| rows.as_array()?.iter().map(SettingRow::read).collect();
+    read_answer(&fetch(run_dir, REQUEST_CONFIG, RESPONSE_TIMEOUT)?, read)
 }
 
 /// The last lines of a running agent's log.
@@ -199,10 +197,6 @@ pub fn stopped_agent(run_dir: &Path) -> Option<String> {
 fn state_of(pid: Pid) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
-}
-
-fn fetch_json<T: DeserializeOwned>(run_dir: &Path, request: &str, timeout: Duration) -> io::Result<T> {
-    Ok(serde_json::from_slice(&fetch(run_dir, request, timeout)?)?)
 }
 
 /// A command asks several times, and waits for a silent agent once.

@@ -77,8 +77,8 @@ impl Fixture {
 }
 
 fn table(sandbox: &Sandbox) -> Table {
-    let json = cproxy(sandbox, &["get", "services", "-o", "json"]).success().stdout;
-    let rows: Vec<FrontendRow> = serde_json::from_str(&json).unwrap();
+    let json = cproxy(sandbox, &["get", "services", "-o", "json"]).success().json();
+    let rows: Vec<_> = json.as_array().unwrap().iter().map(|row| FrontendRow::read(row).unwrap()).collect();
     let backends = |row: &FrontendRow| row.backends.iter().map(|backend| backend.address).collect();
     rows.iter().map(|row| ((row.address, row.port), backends(row))).collect()
 }

@@ -13,15 +13,16 @@ use cproxy_datapath::{
     bpf::PinDir,
     canary::{Obstacle, Route, WalkError, walk, walk_denied},
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::{
     privileges::{Broker, run_child},
-    report::CanaryReport,
+    report::{CanaryReport, read_answer},
 };
 
 /// Outcome of all routes.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub(super) struct Walked {
     pub(super) report: CanaryReport,
     /// Whether ports of the canary are in use.
@@ -69,8 +70,11 @@ pub(super) fn walk_in(entrance: File, pins: &PinDir, routes: &[Route], broker: O
         Ok(output) => output,
         Err(error) => return Walked::not(&error),
     };
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|_| Walked::not(&String::from_utf8_lossy(&output.stderr).trim()))
+    let read = |walked: &Value| {
+        let report = CanaryReport::read(walked.get("report")?)?;
+        Some(Walked { report, needs_ports: walked.get("needs_ports")?.as_bool()? })
+    };
+    read_answer(&output.stdout, read).unwrap_or_else(|_| Walked::not(&String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// Implementation of `cproxy canary`, the child of the agent. Returns the outcome as JSON.
