@@ -13,7 +13,7 @@ use super::{
 use crate::{
     config::{NodeNameSettings, SourceSettings, Switch},
     diagnose::check::{self, CheckRequest, lacking, summary, text},
-    report::{Layout, Screen},
+    report::{Layout, Screen, pretty_json},
 };
 
 /// Flags of `cproxy check`.
@@ -74,7 +74,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<()> {
     let last = if has_all { format!("\n{}\n", screen.hanging(0, &summary(&requirements))) } else { String::new() };
     print(&match options.output {
         CheckFormat::Table | CheckFormat::Wide => text(&requirements, &screen) + &last,
-        CheckFormat::Json => format!("{}\n", serde_json::to_string_pretty(&requirements)?),
+        CheckFormat::Json => format!("{}\n", pretty_json(&requirements)?),
     })?;
     let (of_machine, of_network) = requirements.split_at(of_machine);
     match lacking(of_machine).as_slice() {

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     config::Switch,
     diagnose::explain::{gather, ingress, json, receive, text},
+    report::pretty_json,
     target::{Target, TargetError},
 };
 
@@ -120,7 +121,7 @@ fn run_ingress(
     };
     match output {
         Format::Table => print(&answer.line())?,
-        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&answer)?))?,
+        Format::Json => print(&format!("{}\n", pretty_json(&answer)?))?,
     }
     Ok(if answer.is_allowed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -146,7 +147,7 @@ fn run_receive(
     };
     match output {
         Format::Table => print(&answer.line())?,
-        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(&answer)?))?,
+        Format::Json => print(&format!("{}\n", pretty_json(&answer)?))?,
     }
     Ok(if answer.is_received() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

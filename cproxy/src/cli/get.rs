@@ -26,7 +26,8 @@ use super::{
 use crate::{
     report::{
         BackendRow, CountedRow, DenialRow, FrontendRow, Layout, Names, PodPolicyRow, ProblemRow, ReceivedRow,
-        ServiceFilter, SocketRow, TableRow, backend_rows, counters_json, counters_text, printable_lines, table_text,
+        ServiceFilter, SocketRow, TableRow, backend_rows, counters_json, counters_text, pretty_json, printable_lines,
+        table_text,
     },
     run_dir::{
         RESPONSE_TIMEOUT, explain_silence, fetch_config, fetch_gauges, fetch_policy, fetch_problems, fetch_received,
@@ -297,8 +298,8 @@ fn print_policy(options: &GetOptions, pins: &PinDir) -> anyhow::Result<()> {
         bail!("the running agent enforces no policy (--policy off), but one is in force: `cproxy cleanup --policy-too`")
     };
     match options.output {
-        GetFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&report)?)),
-        GetFormat::Yaml => print(&yaml(&serde_json::to_string_pretty(&report)?)?),
+        GetFormat::Json => print(&format!("{}\n", pretty_json(&report)?)),
+        GetFormat::Yaml => print(&yaml(&pretty_json(&report)?)?),
         GetFormat::Name => print_rows(options, report.rules, PodPolicyRow::name),
         GetFormat::Table | GetFormat::Wide => {
             print(&format!("{}\n", printable_lines(&report.heading())))?;
@@ -334,8 +335,8 @@ fn print_rows<R: TableRow + Serialize>(
     print(&match options.output {
         GetFormat::Table => table_text(&rows, layout()),
         GetFormat::Wide => table_text(&rows, Layout::Wide),
-        GetFormat::Json => format!("{}\n", serde_json::to_string_pretty(&rows)?),
-        GetFormat::Yaml => yaml(&serde_json::to_string_pretty(&rows)?)?,
+        GetFormat::Json => format!("{}\n", pretty_json(&rows)?),
+        GetFormat::Yaml => yaml(&pretty_json(&rows)?)?,
         GetFormat::Name => rows.iter().map(|row| format!("{}\n", name(row))).collect(),
     })
 }

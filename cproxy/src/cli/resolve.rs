@@ -25,7 +25,7 @@ use super::{
 use crate::{
     config::{NodeNameSettings, NodeSettings},
     manifests::{Files, ManifestError, ParseOptions, WholeObject},
-    report::{EndpointRow, Explained, FrontendRow, explanations_text},
+    report::{EndpointRow, Explained, FrontendRow, explanations_text, pretty_json},
 };
 
 /// Flags of `cproxy resolve`.
@@ -172,7 +172,7 @@ fn explain(
     match output {
         Format::Json => {
             let explained = Explained { frontends: &rows, endpoints: &endpoints };
-            print(&format!("{}\n", serde_json::to_string_pretty(&explained)?))
+            print(&format!("{}\n", pretty_json(&explained)?))
         }
         Format::Table => {
             print_rows(rows.into_iter(), output)?;

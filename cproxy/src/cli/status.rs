@@ -8,7 +8,7 @@ use super::{
     options::{Format, OutputOptions, Places},
     output::{print, screen},
 };
-use crate::diagnose::status::status;
+use crate::{diagnose::status::status, report::pretty_json};
 
 /// Flags of `cproxy status`.
 #[derive(Args, Debug)]
@@ -24,7 +24,7 @@ pub(super) fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
     let status = status(&options.places.pin.pin_dir, &options.places.run.run_dir);
     print(&match options.output.output {
         Format::Table => status.text(&screen()),
-        Format::Json => format!("{}\n", serde_json::to_string_pretty(&status)?),
+        Format::Json => format!("{}\n", pretty_json(&status)?),
     })?;
     Ok(if status.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

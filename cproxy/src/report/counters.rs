@@ -1,6 +1,9 @@
 //! Counters of the programs, and gauges of the agent.
 
-use super::columns::{align_columns, or_dash};
+use super::{
+    columns::{align_columns, or_dash},
+    json::pretty_json,
+};
 
 /// Counters as the JSON object of the contract.
 ///
@@ -8,7 +11,7 @@ use super::columns::{align_columns, or_dash};
 /// Never for these types.
 pub fn counters_json(counters: &[(String, u64)]) -> serde_json::Result<String> {
     let object: serde_json::Map<_, _> = counters.iter().map(|(name, count)| (name.clone(), (*count).into())).collect();
-    serde_json::to_string_pretty(&object)
+    pretty_json(&object)
 }
 
 /// Counters as aligned columns, the last of which is their meaning, if it is to be shown.

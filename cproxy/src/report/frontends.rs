@@ -1,15 +1,19 @@
 //! Frontends with their backends.
 
-use std::{io::Write, net::IpAddr};
+use std::{
+    io::{self, Write},
+    net::IpAddr,
+};
 
 use cproxy_core::{Action, Backend, Frontend, FrontendName, KernelSet, Protocol, Row};
 use cproxy_datapath::bpf::ServiceCounts;
-use serde::{Serialize, Serializer as _};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::{
     address::{BackendAddress, address_of},
     fields::{list_of, number_of, text_of},
+    json::indented,
     names::{FrontendLabel, Names},
     table::{Cell, Column, TableRow},
 };
@@ -143,8 +147,14 @@ impl FromIterator<FrontendRow> for Names {
 ///
 /// # Errors
 /// The output cannot be written to.
-pub fn write_frontends_json(rows: impl Iterator<Item = FrontendRow>, output: impl Write) -> serde_json::Result<()> {
-    serde_json::Serializer::pretty(output).collect_seq(rows)
+pub fn write_frontends_json(rows: impl Iterator<Item = FrontendRow>, output: &mut dyn Write) -> io::Result<()> {
+    let mut start = "[\n  ";
+    for row in rows {
+        output.write_all(start.as_bytes())?;
+        output.write_all(indented(&serde_json::to_string(&row)?, 1).as_bytes())?;
+        start = ",\n  ";
+    }
+    output.write_all(if start.starts_with(',') { b"\n]" } else { b"[]" })
 }
 
 /// End of a row without counters, which the answer for other processes leaves out: there may be very many rows.

@@ -13,6 +13,7 @@ use crate::{
     },
     diagnose::policy::{Destination, Judgement, Side, judge},
     manifests::{Files, ManifestError},
+    report::pretty_json,
 };
 
 /// Flags of `cproxy resolve --policy`.
@@ -70,7 +71,7 @@ pub(super) fn run(
     };
     match output {
         Format::Table => print(&answer.text())?,
-        Format::Json => print(&format!("{}\n", serde_json::to_string_pretty(answer)?))?,
+        Format::Json => print(&format!("{}\n", pretty_json(answer)?))?,
     }
     if files.has_unread_file() {
         return not_answered(&"some manifests could not be read; the answer is that of the others");

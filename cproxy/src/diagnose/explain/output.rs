@@ -9,7 +9,9 @@ use super::{
     findings::{Finding, findings, process_obstacle},
     verdict::{Outcome, Verdict, verdicts},
 };
-use crate::report::{Colour, EndpointRow, Layout, Screen, ServiceReport, endpoints_text, one_line, printable_lines};
+use crate::report::{
+    Colour, EndpointRow, Layout, Screen, ServiceReport, endpoints_text, one_line, pretty_json, printable_lines,
+};
 
 /// Columns of a state, and of a fact's name.
 const STATE_COLUMNS: usize = 10;
@@ -59,7 +61,7 @@ fn answer(facts: &Facts) -> Answer<'_> {
 /// Never for these types.
 pub fn json(facts: &Facts) -> serde_json::Result<(String, Option<bool>)> {
     let answer = answer(facts);
-    Ok((serde_json::to_string_pretty(&answer)?, answer.ok))
+    Ok((pretty_json(&answer)?, answer.ok))
 }
 
 /// The answer as text, and whether all calls get where they should.
