@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::anyhow;
 use clap::{Args, ValueEnum, error::ErrorKind};
-use cproxy_core::{Protocol, ServiceName};
+use cproxy_core::{Protocol, ServiceName, sort_unique};
 use cproxy_datapath::bpf::{Features, PinDir, TraceDestination, TraceFilter, TraceVerdict, excluded_cgroup};
 
 use super::{
@@ -142,8 +142,7 @@ fn filter(options: &TraceOptions, features: Features) -> anyhow::Result<TraceFil
             Target::Frontend(frontend) => destinations.push(TraceDestination::Frontend(*frontend)),
         }
     }
-    destinations.sort_unstable();
-    destinations.dedup();
+    sort_unique(&mut destinations);
     check_protocols(options.protocol.map(ProtocolName::protocol), &destinations)?;
     if destinations.len() > TraceFilter::ADDRESSES_MAX {
         let (count, most) = (destinations.len(), TraceFilter::ADDRESSES_MAX);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use cproxy_core::{Backend, Frontend, KernelTable, Protocol, printable};
+use cproxy_core::{Backend, Frontend, KernelTable, Protocol, printable, sort_few, sort_unique};
 use serde::Serialize;
 
 use super::{
@@ -59,7 +59,7 @@ pub fn backend_rows(kernel: &KernelTable, names: &Names) -> Vec<BackendRow> {
 }
 
 fn row(backend: Backend, protocol: Protocol, mut frontends: Vec<(Frontend, bool)>, names: &Names) -> BackendRow {
-    frontends.sort_unstable();
+    sort_few(&mut frontends);
     let leading = |(frontend, eligible): &(Frontend, bool)| {
         let FrontendLabel { service, port_name, source } = names.label(frontend);
         let (address, port) = (frontend.address.into(), frontend.port);
@@ -90,8 +90,7 @@ impl TableRow for BackendRow {
 
     fn cells(&self) -> Vec<Cell> {
         let mut services: Vec<_> = self.frontends.iter().filter_map(|frontend| frontend.service.as_deref()).collect();
-        services.sort_unstable();
-        services.dedup();
+        sort_unique(&mut services);
         vec![
             Cell::Text(self.name()),
             Cell::Text(eligible(self)),

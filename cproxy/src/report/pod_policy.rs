@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cproxy_core::{Address, counted};
+use cproxy_core::{Address, counted, sort_unique};
 use cproxy_datapath::bpf::PolicyDecision;
 use cproxy_policy::{
     Action, Direction, Directions, IpBlock, PodPeers, PodPolicy, PodPorts, PodRule, PortRange, SetName,
@@ -146,8 +146,7 @@ impl PodPolicyReport {
         let direction = direction.to_string();
         let of_direction = self.rules.iter().filter(|row| row.direction == direction);
         let mut names: Vec<_> = of_direction.map(|row| row.policy().to_owned()).collect();
-        names.sort_unstable();
-        names.dedup();
+        sort_unique(&mut names);
         names
     }
 

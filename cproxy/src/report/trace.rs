@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use cproxy_core::printable;
+use cproxy_core::{printable, sort_few_by};
 use cproxy_datapath::bpf::{PolicyDecision, ServiceCounters, ServiceCounts, TraceEvent, TracedDenial};
 use serde::Serialize;
 
@@ -226,7 +226,7 @@ pub fn summary_rows(counters: &ServiceCounters, names: &Names) -> Vec<SummaryRow
         SummaryRow { service, destination, connections, refused, dropped }
     };
     let mut rows: Vec<_> = sums.into_iter().map(row).collect();
-    rows.sort_unstable_by(|one, other| {
+    sort_few_by(&mut rows, |one, other| {
         let total = |row: &SummaryRow| row.connections + row.refused + row.dropped;
         let name = |row: &SummaryRow| (row.service.clone(), row.destination.clone());
         total(other).cmp(&total(one)).then_with(|| name(one).cmp(&name(other)))

@@ -50,5 +50,5 @@ pub use retired::{Retired, RetiredBackends};
 pub use scope::Scope;
 pub use service::{ServicePort, ServiceRow, Skipped, served_spec};
 pub use slice::{Endpoint, LABEL_SERVICE_NAME, NodeHint, SlicePort, SliceRow};
-pub use sorted::{sorted_map, sorted_set};
+pub use sorted::{sort_few, sort_few_by, sort_unique, sorted_map, sorted_set};
 pub use store::{Event, ListReport, ListSource, ListVerdict, SECOND_LIST_AFTER, Store};

@@ -7,6 +7,7 @@ use super::{
     address::parse_address,
     packed::{Packed, Reader, Writer},
     problem::Findings,
+    sort_unique,
 };
 use crate::api::Node;
 
@@ -64,8 +65,7 @@ impl NodeRow {
             }
         }
         problems.append(&mut findings.into_problems(format_args!("Node {name}")));
-        internal_ips.sort_unstable();
-        internal_ips.dedup();
+        sort_unique(&mut internal_ips);
         Self { zone, internal_ips }
     }
 

@@ -11,7 +11,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 pub use table::{ReceiveOp, ReceiveTable, ReceivedPort};
 
-use super::{Address, AddressRange, Frontend, Problem, Protocol, ServiceName, ServiceRow, Store, sorted_set};
+use super::{
+    Address, AddressRange, Frontend, Problem, Protocol, ServiceName, ServiceRow, Store, sort_few_by, sort_unique,
+    sorted_set,
+};
 
 /// Where what comes to an address and port goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,14 +177,14 @@ impl ReceivePlanner {
 
     fn those_without_room(&self) -> Vec<Arc<ServiceName>> {
         let mut services: Vec<_> = self.services.iter().collect();
-        services.sort_unstable_by_key(|service| (service.created_s.unwrap_or(i64::MAX), &service.name));
+        let age = |service: &OfService| service.created_s.unwrap_or(i64::MAX);
+        sort_few_by(&mut services, |a, b| (age(a), &a.name).cmp(&(age(b), &b.name)));
         let mut used = 0;
         let mut without_room = Vec::new();
         for service in services {
             // An address has an entry of its own beside those of its ports.
             let mut addresses: Vec<_> = service.ports.iter().map(|(frontend, _)| frontend.address).collect();
-            addresses.sort_unstable();
-            addresses.dedup();
+            sort_unique(&mut addresses);
             let needed = service.ports.len() + addresses.len();
             if used + needed > RECEIVED_MAX {
                 without_room.push(service.name.clone());

@@ -8,6 +8,7 @@ use super::{
     packed::{Packed, Reader, Writer},
     problem::Findings,
     service::parse_protocol,
+    sort_few_by,
 };
 use crate::api::{EndpointHints, EndpointPortSpec, EndpointSlice, EndpointSpec};
 
@@ -340,8 +341,8 @@ fn ports(slice: &EndpointSlice, findings: &mut Findings) -> Vec<SlicePort> {
             }
         }
     }
-    // The stable sort keeps ports with the same name in their order.
-    ports.sort_by(|a, b| a.key().cmp(&b.key()));
+    // Ports with the same name stay in their order.
+    sort_few_by(&mut ports, |a, b| a.key().cmp(&b.key()));
     ports
 }
 

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use cproxy_core::is_subdomain;
+use cproxy_core::{is_subdomain, sort_unique};
 
 use crate::api;
 
@@ -62,8 +62,7 @@ impl LabelSelector {
     }
 
     fn new(mut requirements: Vec<Requirement>) -> Self {
-        requirements.sort_unstable();
-        requirements.dedup();
+        sort_unique(&mut requirements);
         Self { requirements: requirements.into() }
     }
 
@@ -207,8 +206,7 @@ fn label_key(key: &str) -> Result<Box<str>, LabelSelectorError> {
 /// Sorted values, each once.
 fn values<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Box<[Box<str>]>, LabelSelectorError> {
     let mut values = texts.into_iter().map(|text| label_value(text.as_ref())).collect::<Result<Vec<_>, _>>()?;
-    values.sort_unstable();
-    values.dedup();
+    sort_unique(&mut values);
     Ok(values.into())
 }
 

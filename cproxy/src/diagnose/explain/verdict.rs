@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use cproxy_core::{Action, Backend, Frontend, Protocol, ServiceName, parse_address};
+use cproxy_core::{Action, Backend, Frontend, Protocol, ServiceName, parse_address, sort_few_by};
 use serde::Serialize;
 
 use super::{
@@ -327,7 +327,8 @@ fn why_empty<'a>(service: &'a ServiceReport, frontend: &FrontendRow) -> (&'a str
         reasons.entry(&row.reason).or_insert((0, row)).0 += 1;
     }
     let mut reasons: Vec<_> = reasons.into_iter().collect();
-    reasons.sort_unstable_by_key(|(reason, (count, _))| (std::cmp::Reverse(*count), *reason));
+    // Those of a map are in the order of their texts.
+    sort_few_by(&mut reasons, |(_, (one, _)), (_, (other, _))| other.cmp(one));
     let Some((_, (_, first))) = reasons.first() else {
         let name = service.service.split_once('/').map(|(namespace, name)| ServiceName::new(namespace, name));
         return match name {

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ops::ControlFlow};
 
-use cproxy_core::{Backend, Frontend, Protocol, RetiredBackends};
+use cproxy_core::{Backend, Frontend, Protocol, RetiredBackends, sort_few};
 
 use super::{
     error::{SocketsError, no_proc},
@@ -63,7 +63,7 @@ fn list_on_this_thread(states: &SocketStates, frontends: &[Frontend]) -> Result<
         owners::each_socket(name).map_err(no_proc)?;
     }
     let mut sockets: Vec<_> = found.into_values().collect();
-    sockets.sort_unstable();
+    sort_few(&mut sockets);
     failure.map_or(Ok(sockets), Err)
 }
 

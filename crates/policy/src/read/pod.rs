@@ -1,6 +1,6 @@
 //! Pods.
 
-use cproxy_core::{Address, ObjectName};
+use cproxy_core::{Address, ObjectName, sort_few};
 
 use super::{Problems, addresses, port_number, protocol};
 use crate::{
@@ -55,6 +55,6 @@ fn ports(object: &PodObject, problems: &mut Problems) -> Box<[ContainerPort]> {
             }
         }
     }
-    ports.sort_unstable();
+    sort_few(&mut ports);
     ports.into()
 }

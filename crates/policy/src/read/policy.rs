@@ -1,6 +1,6 @@
 //! NetworkPolicies.
 
-use cproxy_core::{AddressRange, ObjectName, Text, parse_address};
+use cproxy_core::{AddressRange, ObjectName, Text, parse_address, sort_unique};
 
 use super::{Problems, port_number, protocol};
 use crate::{
@@ -81,10 +81,8 @@ impl Reader<'_> {
                 }
             }
         }
-        ranges.sort_unstable();
-        ranges.dedup();
-        names.sort_unstable();
-        names.dedup();
+        sort_unique(&mut ranges);
+        sort_unique(&mut names);
         Ports::Some { ranges: ranges.into(), names: names.into() }
     }
 
@@ -110,10 +108,8 @@ impl Reader<'_> {
                 _ => self.problems.add(field, "has an ipBlock and a selector; it matches no peer"),
             }
         }
-        pods.sort_unstable();
-        pods.dedup();
-        blocks.sort_unstable();
-        blocks.dedup();
+        sort_unique(&mut pods);
+        sort_unique(&mut blocks);
         Peers::Some { pods: pods.into(), blocks: blocks.into() }
     }
 
@@ -153,8 +149,7 @@ impl Reader<'_> {
             }
             except.push(range);
         }
-        except.sort_unstable();
-        except.dedup();
+        sort_unique(&mut except);
         Some(IpBlock { cidr, except: except.into() })
     }
 

@@ -6,6 +6,7 @@ use std::{
 };
 
 use aya::maps::MapInfo;
+use cproxy_core::sort_few;
 use cproxy_ebpf::LAYOUT_VERSION;
 
 use crate::bpf::{
@@ -190,7 +191,7 @@ pub(in crate::bpf) fn list(dir: &Path) -> Result<Vec<String>, PinError> {
     };
     let mut names: Vec<_> =
         entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
-    names.sort_unstable();
+    sort_few(&mut names);
     Ok(names)
 }
 

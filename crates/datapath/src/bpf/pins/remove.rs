@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use cproxy_core::sort_few_by;
+
 use super::{
     dir::{PinDir, PinError, TRACE_DIRECTORY, list, remove_if_empty, remove_with_pins},
     lock::lock_directory,
@@ -64,7 +66,7 @@ impl Removed {
         }
         // Links first: no program may look into maps that are going.
         let mut objects = list(&opened("."))?;
-        objects.sort_unstable_by_key(|name| !Program::has_link(name));
+        sort_few_by(&mut objects, |a, b| Program::has_link(b).cmp(&Program::has_link(a)));
         for name in objects {
             let path = dir.join(&name);
             if name == TRACE_DIRECTORY {

@@ -3,7 +3,7 @@
 use std::{io, net::IpAddr, os::fd::AsFd as _, time::Duration};
 
 use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, lpm_trie::Key};
-use cproxy_core::Address;
+use cproxy_core::{Address, sort_few_by};
 use cproxy_ebpf::policy::{
     Denial, DenialKey, EGRESS, EXEMPT_CGROUPS_MAX, IntervalWord, NO_RULE, POLICY_DENIALS_MIN, PROTOCOL_SCTP,
     PolicyCounter, RunsWord, State, StateWord,
@@ -196,7 +196,7 @@ impl PolicyReader {
         let now_ns = (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64);
         // An entry that is evicted meanwhile is left out.
         let mut entries: Vec<_> = map.iter().filter_map(Result::ok).collect();
-        entries.sort_unstable_by_key(|(_, denial)| std::cmp::Reverse(denial.last_ns));
+        sort_few_by(&mut entries, |(_, one), (_, other)| other.last_ns.cmp(&one.last_ns));
         entries.truncate(POLICY_DENIALS_MIN as usize);
         Ok(entries.into_iter().map(|(key, denial)| denied_peer(key, denial, now_ns)).collect())
     }

@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf};
 
 use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, SockHash, lpm_trie::Key};
-use cproxy_core::{Address, AddressRange, Frontend, Protocol, ReceiveOp, ReceiveTable, ReceivedPort};
+use cproxy_core::{Address, AddressRange, Frontend, Protocol, ReceiveOp, ReceiveTable, ReceivedPort, sort_unique};
 use cproxy_ebpf::{
     PROTOCOL_TCP, PROTOCOL_UDP,
     receive::{ANY_V6_ONLY, LISTENERS_MAX, ListenerKey, ReceiveCounter, ReceivedKey, ReceivedWord, SourcePrefix},
@@ -125,8 +125,7 @@ impl ReceiveMaps {
         let keys = self.listeners.keys().collect::<Result<Vec<_>, _>>();
         let keys = keys.map_err(|error| TableError::Read(LISTENERS, error))?;
         let mut listening: Vec<_> = keys.into_iter().map(ListeningAt::from).collect();
-        listening.sort_unstable();
-        listening.dedup();
+        sort_unique(&mut listening);
         Ok(listening)
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use cproxy_core::sort_few_by;
+
 /// Time after a failure before the client goes back to a preferred server. It doubles if that server fails again soon.
 pub(super) const FAILOVER_HOLD: Duration = Duration::from_secs(60);
 pub(super) const FAILOVER_HOLD_MAX: Duration = Duration::from_secs(3600);
@@ -31,9 +33,8 @@ impl Health {
 /// with.
 pub(super) fn order(health: &[Health], now: Instant) -> Vec<usize> {
     let mut order: Vec<usize> = (0..health.len()).collect();
-    order.sort_unstable_by_key(|&index| {
-        (health.get(index).filter(|health| !health.is_good(now)).and_then(|health| health.failed_at), index)
-    });
+    let failed = |index: usize| health.get(index).filter(|health| !health.is_good(now))?.failed_at;
+    sort_few_by(&mut order, |&a, &b| failed(a).cmp(&failed(b)));
     order
 }
 
