@@ -75,10 +75,12 @@ async fn run_until_stopped(
         result = running.follow() => result,
         error = broker_ended(broker.as_deref()) => Err(error),
         signal = stop.received() => {
-            tracing::info!(
-                name: "stopping",
-                "{signal}: stopping; the hooks and the table stay in force (`cproxy cleanup` removes them)"
-            );
+            let (what, remedy) = if running.leaves_policy() {
+                ("the hooks, the table and the network policy", "`cproxy cleanup --policy-too`")
+            } else {
+                ("the hooks and the table", "`cproxy cleanup`")
+            };
+            tracing::info!(name: "stopping", "{signal}: stopping; {what} stay in force ({remedy} removes them)");
             Ok(())
         }
     }

@@ -238,8 +238,7 @@ fn exempt_cgroups(dirs: &[PathBuf]) -> Result<Vec<ExcludedCgroup>, CgroupError> 
 
 /// Warns of a policy that an earlier agent has left in force, which an agent without one does not follow.
 pub(super) fn warn_of_leftover(pins: &PinDir) {
-    let state = PolicyReader::new(PolicyPins::new(pins)).and_then(|reader| reader.state().ok());
-    if state.is_some_and(|state| state.directions != Directions::default()) {
+    if PolicyReader::isolating(pins).is_some() {
         tracing::warn!(
             name: "policy_left",
             "a network policy of an earlier agent is in force, and stays as it is: --policy enforce follows it, and \

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cproxy_datapath::bpf::{PinDir, read_counters};
+use cproxy_datapath::bpf::{PinDir, PolicyReader, read_counters};
 use serde::Serialize;
 
 use crate::{
@@ -43,7 +43,7 @@ pub(crate) struct StatusRow {
     source: Option<String>,
     /// Effect of the programs.
     programs: Option<String>,
-    /// Network policy of the pod, if the agent enforces it.
+    /// Network policy of the pod, if the agent enforces it, or one of an earlier agent is in force.
     policy: Option<String>,
     /// Services that the agent knows.
     services: Option<u64>,
@@ -99,8 +99,17 @@ pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
         (Life::None, _) => "none",
     };
     let is_good = [source.as_ref().is_some_and(|of| of.is_good()), health.as_ref().is_some_and(|of| of.is_good())];
-    let policy = fetch_policy(run_dir).ok().flatten();
-    let policy_is_good = policy.as_ref().is_none_or(|policy| policy.missing.is_none());
+    let policy = fetch_policy(run_dir);
+    let left = match (&policy, agent) {
+        (Ok(None), _) => Some("this agent does not follow it (--policy off)"),
+        (Err(_), "none" | "killed") => Some("no agent follows it"),
+        _ => None,
+    };
+    let left = left.filter(|_| PolicyReader::isolating(&pins).is_some());
+    let left = left
+        .map(|why| format!("one of an earlier agent is in force, and {why}; `cproxy cleanup --policy-too` removes it"));
+    let policy = policy.ok().flatten();
+    let policy_is_good = left.is_none() && policy.as_ref().is_none_or(|policy| policy.missing.is_none());
     let problems = fetch_problems(run_dir).ok().map(|problems| problems.len() as u64);
     StatusRow {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -111,7 +120,7 @@ pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
         silence,
         source: source.map(|source| source.to_string()),
         programs: health.map(|health| health.to_string()),
-        policy: policy.map(|policy| policy.line()),
+        policy: left.or_else(|| policy.map(|policy| policy.line())),
         services: gauge("services"),
         frontends: gauge("frontends"),
         backends: gauge("backends"),

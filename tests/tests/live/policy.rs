@@ -543,12 +543,23 @@ fn a_pod_that_is_isolated_is_not_opened_by_mistake() {
     let refused = cproxy(&pods.sandbox, &["cleanup", "--policy-too"]);
     assert!(refused.code == 1 && refused.stderr.contains("in use by a running cproxy"), "{refused:?}");
     assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED, "nothing was removed");
-    agent.kill();
+    agent.stop();
+    let last = agent.log().lines().rfind(|line| line.contains("stopping")).unwrap_or_default().to_owned();
+    assert!(last.contains("network policy stay in force (`cproxy cleanup --policy-too` removes them)"), "{last}");
+    let status = || cproxy(&pods.sandbox, &["status"]);
+    let of_nobody = status();
+    let line =
+        "policy      one of an earlier agent is in force, and no agent follows it; `cproxy cleanup --policy-too`";
+    assert!(of_nobody.code == 1 && of_nobody.stdout.replace("\n            ", " ").contains(line), "{of_nobody:?}");
     // An agent without the flag leaves the policy in force, and its own programs before it.
     let mut plain = Agent::new(&pods.sandbox).manifests(pods.sandbox.manifest_dir()).start();
     assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
-    plain.kill();
+    let of_other = status();
+    let line = "policy      one of an earlier agent is in force, and this agent does not follow it (--policy off);";
+    assert!(of_other.code == 1 && of_other.stdout.replace("\n            ", " ").contains(line), "{of_other:?}");
+    plain.stop();
     assert!(plain.log().contains("a network policy of an earlier agent is in force"), "{}", plain.log());
+    assert!(plain.log().contains("network policy stay in force"), "{}", plain.log());
     let refused = cproxy(&pods.sandbox, &["cleanup"]);
     assert!(refused.code == 1 && refused.stderr.contains("--policy-too"), "{refused:?}");
     assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);

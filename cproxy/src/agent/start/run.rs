@@ -4,7 +4,7 @@ use std::{io, sync::Arc};
 
 use cproxy_core::Event;
 use cproxy_daemon::LogFilter;
-use cproxy_datapath::bpf::has_kept;
+use cproxy_datapath::bpf::{PinDir, PolicyReader, has_kept};
 use cproxy_wire as wire;
 use tokio::{signal::unix::Signal, sync::mpsc};
 
@@ -37,6 +37,7 @@ pub(in crate::agent) struct Running {
     early: Vec<Event>,
     events: mpsc::Receiver<Vec<Event>>,
     messages: mpsc::Receiver<Message>,
+    pins: PinDir,
     /// Files of the sockets of metrics and health checks, which are removed at the end.
     _files: StatusHttpFiles,
 }
@@ -68,7 +69,7 @@ impl Installed {
         if let Some(receive) = self.receive {
             tasks.keep("received addresses", receive.run());
         }
-        let pins = lock.pins();
+        let pins = &lock.pins().clone();
         let Shared { retired_queue, socket_gauges, place_watch, health } = reconciler.shared();
         let health = health.clone();
         let terminator = SocketTerminator::new(pins.clone(), retired_queue.clone(), socket_gauges.clone());
@@ -107,11 +108,16 @@ impl Installed {
         let reloader =
             Reloader { reread, config, controls, client, has_exec_plugin, addresses, events: sender, mailbox };
         tasks.keep("reload", reloader.run(hangups));
-        Ok(Running { reconciler, early, events, messages: self.messages, _files })
+        Ok(Running { reconciler, early, events, messages: self.messages, pins: pins.clone(), _files })
     }
 }
 
 impl Running {
+    /// Whether a network policy stays in force when the agent ends.
+    pub(in crate::agent) fn leaves_policy(&self) -> bool {
+        PolicyReader::isolating(&self.pins).is_some()
+    }
+
     /// Follows the source for ever.
     pub(in crate::agent) async fn follow(&mut self) -> Result<(), AgentError> {
         self.reconciler.run(std::mem::take(&mut self.early), &mut self.events, &mut self.messages).await

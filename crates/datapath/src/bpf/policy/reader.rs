@@ -21,6 +21,7 @@ use crate::bpf::{
     error::{TableError, root_cause},
     linked::LinkedError,
     open::{Access, open_map},
+    pins::PinDir,
     syscalls::{array_elements, inner_map_id},
 };
 
@@ -88,6 +89,14 @@ impl PolicyReader {
     #[must_use]
     pub fn new(pins: PolicyPins) -> Option<Self> {
         pins.exist().then_some(Self { pins })
+    }
+
+    /// State of a policy that isolates the pod, whether an agent follows it or not; `None` if there is none, or it
+    /// cannot be read.
+    #[must_use]
+    pub fn isolating(pins: &PinDir) -> Option<PolicyInForce> {
+        let state = Self::new(PolicyPins::new(pins))?.state().ok()?;
+        (state.directions != Directions::default()).then_some(state)
     }
 
     /// State of the policy in force.
