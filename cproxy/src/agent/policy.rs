@@ -23,7 +23,7 @@ use std::{
 use cproxy_core::{Address, ExcludedCgroup, ObjectName};
 use cproxy_datapath::bpf::{
     self, CgroupError, LinkedError, PinDir, PolicyError, PolicyHooks, PolicyMaps, PolicyPins, PolicyReader,
-    PolicySettings, excluded_cgroup, netns_cookie,
+    PolicySettings, excluded_cgroup, is_in_cgroup, netns_cookie,
 };
 use cproxy_policy::{Compiled, Directions, Operation, PodPolicy, PolicyTable, SetName, compile};
 use tokio::{
@@ -62,6 +62,12 @@ pub enum PolicyStartError {
     /// An exempt cgroup does not exist.
     #[error("--policy-exempt-cgroup {0}")]
     Exempt(#[from] CgroupError),
+    /// An exempt cgroup holds all others.
+    #[error(
+        "--policy-exempt-cgroup {}: it holds {}, to which the programs are attached, so that no call would be looked \
+         at: name the cgroups of the guest's daemons", .0.display(), .1.display()
+    )]
+    ExemptsAll(PathBuf, PathBuf),
     /// Network namespaces cannot be told apart.
     #[error("--policy: the kernel does not tell network namespaces apart (Linux 5.14 does): {0}")]
     Netns(io::Error),
@@ -232,6 +238,20 @@ pub(super) fn check(config: &Config) -> Result<(), PolicyStartError> {
     Ok(())
 }
 
+/// Checks that exempt cgroups leave calls to look at, before anything is attached to `cgroup`.
+pub(super) fn check_exempt(config: &Config, cgroup: &Path) -> Result<(), PolicyStartError> {
+    if config.policy.policy == PolicyMode::Off {
+        return Ok(());
+    }
+    let dirs = &config.policy.policy_exempt_cgroup;
+    for (dir, exempt) in dirs.iter().zip(exempt_cgroups(dirs)?) {
+        if is_in_cgroup(cgroup, exempt.id) {
+            return Err(PolicyStartError::ExemptsAll(dir.clone(), cgroup.to_owned()));
+        }
+    }
+    Ok(())
+}
+
 fn exempt_cgroups(dirs: &[PathBuf]) -> Result<Vec<ExcludedCgroup>, CgroupError> {
     dirs.iter().map(|dir| excluded_cgroup(dir)).collect()
 }
@@ -251,8 +271,13 @@ impl PolicyStartError {
     /// Whether a setting is missing, or names something that does not exist.
     pub(super) fn is_of_setting(&self) -> bool {
         match self {
-            Self::NoPod | Self::NoRelay(_) | Self::Exempt(CgroupError::NotCgroup2(_)) => true,
-            Self::Exempt(CgroupError::Io(_, error)) => error.kind() == io::ErrorKind::NotFound,
+            Self::NoPod
+            | Self::NoRelay(_)
+            | Self::ExemptsAll(..)
+            | Self::Exempt(CgroupError::NotCgroup2(_) | CgroupError::RootOutOfSight(_)) => true,
+            Self::Exempt(CgroupError::Io(_, error)) => {
+                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+            }
             _ => false,
         }
     }

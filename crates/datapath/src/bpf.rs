@@ -57,7 +57,7 @@ pub use counters::read_counters;
 pub use cproxy_ebpf::observation::Verdict as TraceVerdict;
 pub use environment::{Environment, EnvironmentError, Mount, Scope};
 pub use error::TableError;
-pub use exclusions::{CgroupError, excluded_cgroup, in_netns_of, netns_cookie, read_exclusions};
+pub use exclusions::{CgroupError, excluded_cgroup, in_netns_of, is_in_cgroup, netns_cookie, read_exclusions};
 pub use hook_programs::{CGROUPS_MAX, HookPrograms, OtherProgram, hook_programs, missing_programs};
 pub use hook_times::{HookTime, hook_times};
 pub use install::{AttachError, FirstMapsError, InstallError, attached, install};

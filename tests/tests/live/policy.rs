@@ -440,6 +440,17 @@ fn settings_that_do_not_fit_are_refused() {
     let mut agent = pods.agent("enforce").args(["--policy-exempt-cgroup", "/nowhere"]).spawn();
     assert_eq!(agent.wait(SYNC).and_then(|status| status.code()), Some(2), "the agent ends");
     assert!(!agent.log().contains("attached"), "{}", agent.log());
+    for (dir, reason) in [
+        (Path::new("/etc/passwd"), "Not a directory".to_owned()),
+        (pods.sandbox.cgroup(), format!("it holds {}", pods.sandbox.cgroup().display())),
+        (pods.sandbox.cgroup().parent().unwrap(), format!("it holds {}", pods.sandbox.cgroup().display())),
+    ] {
+        let mut agent = pods.agent("enforce").args(["--policy-exempt-cgroup", dir.to_str().unwrap()]).spawn();
+        assert_eq!(agent.wait(SYNC).and_then(|status| status.code()), Some(2), "the agent ends: {}", agent.log());
+        let log = agent.log();
+        let expected = format!("--policy-exempt-cgroup {}: {reason}", dir.display());
+        assert!(log.contains(&expected) && !log.contains("attached to /"), "{expected}: {log}");
+    }
     let exempt = ["--policy-exempt-cgroup", pods.sandbox.cgroup().to_str().unwrap()];
     let nine = exempt.into_iter().cycle().take(18);
     let mut agent = nine.fold(pods.agent("enforce"), |agent, word| agent.arg(word)).spawn();

@@ -63,6 +63,7 @@ impl Checked {
             RunDir::check_unused(run_dir)?;
         }
         let environment = Environment::prepare(cgroup, pin_dir, run_dir)?;
+        policy::check_exempt(&config, &environment.cgroup)?;
         let lock = lock_pins(&PinDir::new(&environment.pin_dir))?;
         let run_dir = RunDir::claim(run_dir)?;
         let (listener, socket) = run_dir.listen()?;

@@ -17,7 +17,7 @@ use rustix::{
 };
 
 use super::{
-    cgroups::{CGROUP2_SUPER_MAGIC, cgroup_id, in_initial_namespace, is_root},
+    cgroups::{CGROUP2_SUPER_MAGIC, ROOT_CGROUP_ID, cgroup_id, in_initial_namespace, is_on, is_root},
     error::TableError,
     pins::PinDir,
     reader::KernelReader,
@@ -67,6 +67,14 @@ pub fn excluded_cgroup(dir: &Path) -> Result<ExcludedCgroup, CgroupError> {
         return Err(CgroupError::RootOutOfSight(dir.to_owned()));
     };
     Ok(ExcludedCgroup { id: cgroup_id(&path).map_err(failed)?, level: above + depth(below) })
+}
+
+/// Whether a directory is of the cgroup with this id, or of one below it.
+#[must_use]
+pub fn is_in_cgroup(dir: &Path, id: u64) -> bool {
+    let path = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
+    let above = path.ancestors().take_while(|dir| is_on(dir, CGROUP2_SUPER_MAGIC));
+    id == ROOT_CGROUP_ID || above.map(cgroup_id).any(|of| of.is_ok_and(|of| of == id))
 }
 
 /// Cookie of the calling thread's network namespace, as the programs know it.
