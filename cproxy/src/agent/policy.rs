@@ -547,8 +547,16 @@ impl PolicyTask {
 
     /// Takes note of a policy that is not complete. One that was in force stays.
     fn lack(&mut self, missing: String) {
-        if self.missing.as_ref() != Some(&missing) && self.state.borrow().is_ok() {
-            tracing::warn!(name: "policy_missing", "the pod's policy stays as it was: {missing}");
+        if self.missing.as_ref() != Some(&missing) {
+            if self.state.borrow().is_ok() {
+                tracing::warn!(name: "policy_missing", "the pod's policy stays as it was: {missing}");
+            } else if let Some(pod) = self.pod.as_ref().filter(|pod| self.replica.lacks(pod)) {
+                let meanwhile = if self.is_closed { "all is denied" } else { "the policy of an earlier agent stays" };
+                tracing::warn!(
+                    name: "policy_missing",
+                    "--policy-pod {pod}: the source has no such pod; until it appears, {meanwhile}"
+                );
+            }
         }
         self.state.send_if_modified(|state| match state {
             Err(before) if *before != missing => {

@@ -576,6 +576,36 @@ fn a_pod_that_is_isolated_is_not_opened_by_mistake() {
     assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
     cproxy(&pods.sandbox, &["cleanup", "--policy-too"]).success();
     assert_eq!(connects(OTHER.v4, TCP).unwrap(), "other");
+    let without = status().stdout;
+    assert!(!without.contains("policy "), "{without}");
+}
+
+#[test]
+fn a_pod_that_the_manifests_do_not_have_is_named_once() {
+    let pods = Pods::new();
+    pods.write(&[both()], "other");
+    let manifests = Agent::new(&pods.sandbox).manifests(pods.sandbox.manifest_dir());
+    let agent = manifests.args(["--policy", "enforce", "--policy-pod", "shop/wbe"]).spawn();
+    let warning = "--policy-pod shop/wbe: the source has no such pod; until it appears, all is denied";
+    eventually(SYNC, "the log names the pod", || {
+        let log = agent.log();
+        if log.contains(warning) { Ok(()) } else { Err(log) }
+    });
+    assert_eq!(kind(connects(CLIENT.v4, TCP)), DENIED);
+    pods.write(&[both()], "client");
+    manifest::write_text(&pods.sandbox.manifest_dir(), "later.json", &pod_named("wbe").to_string());
+    eventually(SYNC, "it appears", || {
+        let log = agent.log();
+        if log.contains("the pod's policy is in force") { Ok(()) } else { Err(log) }
+    });
+    assert_eq!(agent.log().matches(warning).count(), 1, "{}", agent.log());
+}
+
+fn pod_named(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "shop"},
+        "status": {"phase": "Running", "podIPs": [{"ip": WEB.v4}]},
+    })
 }
 
 /// More intervals of ports than most policies have: each is found.

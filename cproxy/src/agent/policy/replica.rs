@@ -86,6 +86,11 @@ impl Replica {
         self.has_no_relay && !self.policies.is_synced
     }
 
+    /// Whether the source has shown all policies, and none is of this pod.
+    pub(super) fn lacks(&self, pod: &ObjectName) -> bool {
+        self.unusable.is_none() && self.policies.is_synced && !self.policies.objects.contains_key(pod)
+    }
+
     /// The policy of `pod`, or of the only pod that the source shows.
     ///
     /// # Errors
