@@ -533,6 +533,9 @@ fn operators_see_the_rules_and_why_a_call_is_denied() {
     let text = format!("allowed: {} to shop/web:{TCP}/TCP; NetworkPolicy shop/both rule 0\n", CLIENT.v4);
     assert_eq!((passes.code, passes.stdout), (0, text));
     assert_eq!((fails.code, fails.stdout), (1, format!("denied: {} to shop/web:{CLOSED}/TCP; {why}\n", CLIENT.v4)));
+    let of_service = explain(&["--from", &CLIENT.v4.to_string(), "10.96.0.11:80"]);
+    assert!(of_service.code == 4 && of_service.stdout.is_empty(), "{of_service:?}");
+    assert!(of_service.stderr.contains("10.96.0.11 is no address of this pod"), "{of_service:?}");
     // Denials name the reason while an agent runs; verdicts come from the kernel also without one.
     assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
     assert_eq!(get(&["get", "denials", "-o", "json"]).json()[0]["reason"], why);

@@ -1,9 +1,13 @@
 //! Verdict of the pod's network policy on calls to it.
 
-use std::{net::IpAddr, path::Path};
+use std::{
+    io,
+    net::{IpAddr, UdpSocket},
+    path::Path,
+};
 
-use cproxy_core::Frontend;
-use cproxy_datapath::bpf::{PinDir, PolicyError, PolicyPins, PolicyReader};
+use cproxy_core::{Address, Frontend};
+use cproxy_datapath::bpf::{PinDir, PolicyError, PolicyInForce, PolicyPins, PolicyReader, netns_cookie};
 use cproxy_policy::Direction;
 
 use crate::{
@@ -14,16 +18,40 @@ use crate::{
 /// The verdict on a call of a peer to one of the pod's own addresses; `None` if no policy was ever enforced here.
 ///
 /// # Errors
-/// The policy in the kernel cannot be read.
-pub fn ingress(from: IpAddr, to: Frontend, pins: &PinDir, run_dir: &Path) -> Option<Result<PolicyAnswer, PolicyError>> {
+/// The policy in the kernel cannot be read, or the address is not the pod's.
+pub fn ingress(from: IpAddr, to: Frontend, pins: &PinDir, run_dir: &Path) -> Option<Result<PolicyAnswer, String>> {
     let reader = PolicyReader::new(PolicyPins::new(pins))?;
-    Some(judge(&reader, from, to, run_dir))
+    let state = match reader.state() {
+        Ok(state) => state,
+        Err(error) => return Some(Err(error.to_string())),
+    };
+    // The addresses of another network namespace than the pod's are not known here.
+    let is_in_pod = netns_cookie().is_ok_and(|cookie| cookie == state.netns_cookie);
+    if is_in_pod && is_foreign(to.address) {
+        let address = to.address;
+        return Some(Err(format!(
+            "{address} is no address of this pod: --from is about calls to the pod itself. Of a Service, ask for the \
+             pod's own address and port behind it; `cproxy explain {to}` has its backends"
+        )));
+    }
+    Some(judge(&reader, &state, from, to, run_dir).map_err(|error| error.to_string()))
 }
 
-fn judge(reader: &PolicyReader, from: IpAddr, to: Frontend, run_dir: &Path) -> Result<PolicyAnswer, PolicyError> {
+/// Whether no interface of this network namespace has the address.
+fn is_foreign(address: Address) -> bool {
+    let bound = UdpSocket::bind((IpAddr::from(address), 0));
+    bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
+}
+
+fn judge(
+    reader: &PolicyReader,
+    state: &PolicyInForce,
+    from: IpAddr,
+    to: Frontend,
+    run_dir: &Path,
+) -> Result<PolicyAnswer, PolicyError> {
     let Frontend { address, port, protocol } = to;
-    let state = reader.state()?;
-    let decision = reader.decide(&state, Direction::Ingress, from.into(), protocol.into(), port)?;
+    let decision = reader.decide(state, Direction::Ingress, from.into(), protocol.into(), port)?;
     let report = run_dir::fetch_policy(run_dir).ok().flatten();
     let verdict = PodPolicyReport::verdict(report.as_ref(), Direction::Ingress, from.into(), decision);
     let is_denied = !decision.is_allowed && state.is_audited;
