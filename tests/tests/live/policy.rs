@@ -525,6 +525,8 @@ fn operators_see_the_rules_and_why_a_call_is_denied() {
     assert!(denied.stdout.replace("\n  ", " ").contains(&of_backend), "{denied:?}");
     let allowed = explain(&["default/client", "-o", "json"]).success().json();
     assert_eq!((&allowed["calls"][0]["outcome"], &allowed["calls"][0]["ok"]), (&json!("forwarded"), &json!(true)));
+    let reason = allowed["calls"][0]["reason"].as_str().unwrap();
+    assert!(reason.ends_with("; network policy allows it: NetworkPolicy shop/both rule 0"), "{reason}");
     let direct = explain(&[&format!("[{}]:443", OTHER.v6), "-o", "json"]).stdout;
     let direct: Value = serde_json::from_str(&direct).unwrap();
     assert_eq!((&direct["calls"][0]["outcome"], &direct["calls"][0]["code"]), (&json!("denied"), &json!("policy")));

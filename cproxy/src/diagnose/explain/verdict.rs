@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use cproxy_core::{Action, Backend, Frontend, Protocol, ServiceName, parse_address, sort_few_by};
+use cproxy_core::{Action, Backend, Frontend, Protocol, ServiceName, parse_address, sort_few_by, sorted_set};
 use serde::Serialize;
 
 use super::{
@@ -175,12 +175,21 @@ fn policed(facts: &Facts, mut ruling: Ruling, targets: &[BackendAddress], protoc
         }
         None => return ruling,
     };
-    let denial = |target: &BackendAddress| {
+    let verdict = |target: &BackendAddress| {
         let call = Frontend { address: target.address.into(), port: target.port, protocol };
-        policy.verdicts.get(&call).filter(|verdict| verdict.verdict == DENIED).map(|verdict| (call, verdict))
+        policy.verdicts.get(&call).map(|verdict| (call, verdict))
     };
-    let mut denied = targets.iter().filter_map(denial);
-    let (count, Some((first, verdict))) = (denied.clone().count(), denied.next()) else { return ruling };
+    let all = targets.iter().filter_map(verdict);
+    let mut denied = all.clone().filter(|(_, verdict)| verdict.verdict == DENIED);
+    let (count, Some((first, verdict))) = (denied.clone().count(), denied.next()) else {
+        let rules = sorted_set(all.filter(|(_, verdict)| verdict.code == "rule").map(|(_, verdict)| &*verdict.reason));
+        let mut rules = rules.into_iter();
+        if let Some(first) = rules.next() {
+            let more = if rules.len() == 0 { String::new() } else { format!(" and {} more", rules.len()) };
+            ruling.reason.push_str(&format!("; network policy allows it: {first}{more}"));
+        }
+        return ruling;
+    };
     let why = &verdict.reason;
     if policy.is_audited {
         ruling.reason.push_str(&format!("; network policy would deny {first} (--policy audit): {why}"));
