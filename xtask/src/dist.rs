@@ -7,6 +7,7 @@ mod files;
 mod images;
 mod packages;
 mod provenance;
+mod signature;
 
 use std::{
     fs, io,
@@ -18,13 +19,15 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
-use self::{components::Component, files::Documents};
+use self::{components::Component, files::Documents, signature::Signer};
 use crate::{
     advisories,
     architecture::Architecture,
     binary::{AGENT, Binary, Program, RELAY},
     image::{Stamp, read},
-    kernels, manual, paths, run, setup,
+    kernels, manual, paths,
+    publisher::{Publisher, PublisherArguments},
+    run, setup,
     steps::{Step, Steps},
 };
 
@@ -58,6 +61,11 @@ pub(crate) struct DistArguments {
     /// The same for the relay
     #[arg(long, value_name = "FILE")]
     relay: Option<PathBuf>,
+    /// Secret key of minisign that signs the release; publisher.toml names its public key
+    #[arg(long, value_name = "FILE", env = "CPROXY_RELEASE_KEY")]
+    key: Option<PathBuf>,
+    #[command(flatten)]
+    publisher: PublisherArguments,
 }
 
 /// Part of a release.
@@ -105,6 +113,8 @@ pub(crate) struct Release {
     scratch: PathBuf,
     stamp: Stamp,
     revision: u32,
+    publisher: Publisher,
+    signer: Option<Signer>,
 }
 
 /// Version of everything in a release.
@@ -116,6 +126,12 @@ pub(crate) fn version() -> &'static str {
 /// a release do not: it is said, and in none of them.
 pub(crate) fn run(arguments: &DistArguments) -> Result<()> {
     let release = make(arguments)?;
+    let signature = release.join(signature::name(CHECKSUMS));
+    if signature.exists() {
+        run::report(format!("dist: signed: {}", signature::name(CHECKSUMS)));
+    } else {
+        run::report("dist: not signed: there is no key (--key)");
+    }
     run::report(format!("dist: {}", advisories::state()));
     println!("{}", release.display());
     Ok(())
@@ -132,6 +148,8 @@ pub(crate) fn for_tests(agent: &Binary, relay: &Binary) -> Result<PathBuf> {
         revision: 1,
         agent: Some(agent.shipped.clone()),
         relay: Some(relay.shipped.clone()),
+        key: None,
+        publisher: PublisherArguments::default(),
     })
 }
 
@@ -142,7 +160,7 @@ fn make(arguments: &DistArguments) -> Result<PathBuf> {
     let mut builds = Vec::new();
     for target in targets {
         steps.next();
-        builds.push(arguments.build(target)?);
+        builds.push(arguments.build(target, &release.publisher)?);
     }
     let pages = release.scratch.join("manual");
     if [Part::Programs, Part::Packages].iter().any(|part| arguments.wants(*part)) {
@@ -184,16 +202,22 @@ impl DistArguments {
         Steps::new("dist", steps.chain([Step::new("files for all architectures", 10)]).collect::<Vec<_>>())
     }
 
-    fn build(&self, target: Architecture) -> Result<Build> {
+    fn build(&self, target: Architecture, publisher: &Publisher) -> Result<Build> {
         if !target.is_of_host() {
             setup::for_cross(target)?;
         }
-        let agent = self.released(&AGENT, self.agent.as_deref(), target)?;
-        let relay = self.released(&RELAY, self.relay.as_deref(), target)?;
+        let agent = self.released(&AGENT, self.agent.as_deref(), target, publisher)?;
+        let relay = self.released(&RELAY, self.relay.as_deref(), target, publisher)?;
         Ok(Build { target, agent, relay })
     }
 
-    fn released(&self, program: &'static Program, given: Option<&Path>, target: Architecture) -> Result<Released> {
+    fn released(
+        &self,
+        program: &'static Program,
+        given: Option<&Path>,
+        target: Architecture,
+        publisher: &Publisher,
+    ) -> Result<Released> {
         let (file, debug) = match given {
             Some(file) => (file.to_owned(), file.with_extension("debug")),
             None => {
@@ -204,13 +228,15 @@ impl DistArguments {
         let is_read = [Part::Programs, Part::Documents].iter().any(|part| self.wants(*part));
         ensure!(!is_read || debug.exists(), "{}: there is none; `cargo xtask build` makes it", debug.display());
         let components = components::of(program, target)?;
-        let documents = documents::of(program, &components)?;
+        let documents = documents::of(program, &components, publisher)?;
         Ok(Released { program, file, debug, components, documents })
     }
 }
 
 impl Release {
     fn begin(arguments: &DistArguments) -> Result<Self> {
+        let publisher = arguments.publisher.read()?;
+        let signer = arguments.key.as_deref().map(|key| Signer::new(key, &publisher)).transpose()?;
         let default = || paths::target().join(format!("dist/release-{}", version()));
         let out = arguments.out.clone().unwrap_or_else(default);
         ensure!(
@@ -228,7 +254,7 @@ impl Release {
             fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
         }
         let (stamp, revision) = (Stamp::find()?, arguments.revision);
-        Ok(Self { out, unfinished, scratch, stamp, revision })
+        Ok(Self { out, unfinished, scratch, stamp, revision, publisher, signer })
     }
 
     fn add(&self, name: &str, content: &[u8]) -> Result<()> {
@@ -299,10 +325,11 @@ impl Release {
         })
     }
 
-    /// Adds provenance and checksums, and puts the release in place of an earlier one.
+    /// Adds provenance, checksums and their signature, and puts the release in place of an earlier one.
     fn finish(self) -> Result<PathBuf> {
         provenance::add(&self)?;
         self.add(CHECKSUMS, provenance::checksums(&self.unfinished)?.as_bytes())?;
+        self.signer.as_ref().map_or(Ok(()), |signer| signer.sign(&self.unfinished.join(CHECKSUMS)))?;
         self.open_to_all()?;
         if self.out.exists() {
             fs::remove_dir_all(&self.out).with_context(|| format!("removing {}", self.out.display()))?;

@@ -16,7 +16,9 @@ use clap::Args;
 
 use self::pages::Pages;
 use crate::{
-    paths, run,
+    paths,
+    publisher::PublisherArguments,
+    run,
     setup::{self, tool::Tool},
 };
 
@@ -51,6 +53,8 @@ pub(crate) struct DocsArguments {
     /// Output directory; default: docs in cargo's output directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    publisher: PublisherArguments,
 }
 
 /// Builds the site, checks its links and prints its path.
@@ -69,7 +73,7 @@ pub(crate) fn run(arguments: &DocsArguments) -> Result<()> {
     for directory in [&source, &out.join("site")] {
         fs::remove_dir_all(directory).ok();
     }
-    let mut pages = Pages::collect(&paths::workspace())?;
+    let mut pages = Pages::collect(&paths::workspace(), &arguments.publisher.read()?)?;
     pages.add_generated("reference/xtask.md", xtask_page());
     pages.add_generated("reference/chart.md", values::page(&paths::workspace())?);
     for (name, text) in generated(&out.join("manual"))? {

@@ -21,7 +21,7 @@ use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
 pub(crate) use self::{fleet::fleet_images, stamp::Stamp, tree::Tree};
-use crate::{architecture::Architecture, binary, kernels, paths, run, setup};
+use crate::{architecture::Architecture, binary, kernels, paths, publisher::Publisher, run, setup};
 
 /// Path of the agent in a guest.
 const AGENT: &str = "usr/bin/cproxy";
@@ -80,13 +80,14 @@ pub(crate) fn run(arguments: &ImageArguments) -> Result<()> {
         None => build(&binary::AGENT, target),
     };
     let stamp = Stamp::find()?;
+    let publisher = Publisher::of_repository;
     let written = match arguments.form {
         Form::Rootfs => vec![write(out.join("rootfs.tar"), &tar::archive(&rootfs(agent()?)?, stamp)?)?],
         Form::Initramfs => vec![write_initramfs(&out, target, agent()?)?],
-        Form::Oci => vec![oci::write(out.join("oci"), &oci::AGENT_IMAGE, target, agent()?, stamp)?],
+        Form::Oci => vec![oci::write(out.join("oci"), &oci::AGENT_IMAGE, target, agent()?, stamp, &publisher()?)?],
         Form::Relay => {
             let relay = build(&binary::RELAY, target)?;
-            vec![oci::write(out.join("relay"), &oci::RELAY_IMAGE, target, relay, stamp)?]
+            vec![oci::write(out.join("relay"), &oci::RELAY_IMAGE, target, relay, stamp, &publisher()?)?]
         }
         Form::Kernel => {
             let built = kernels::built(target, &arguments.without)?;
@@ -132,7 +133,8 @@ pub(crate) fn rootfs_of(agent: &Path) -> Result<PathBuf> {
 pub(crate) fn oci_of(agent: &Path) -> Result<PathBuf> {
     let out = default_out();
     fs::create_dir_all(&out).with_context(|| format!("creating {}", out.display()))?;
-    Ok(oci::write(out.join("oci"), &oci::AGENT_IMAGE, Architecture::of_host()?, read(agent)?, Stamp::find()?)?.path)
+    let (target, publisher) = (Architecture::of_host()?, Publisher::of_repository()?);
+    Ok(oci::write(out.join("oci"), &oci::AGENT_IMAGE, target, read(agent)?, Stamp::find()?, &publisher)?.path)
 }
 
 /// A program, built for an architecture.

@@ -18,6 +18,7 @@ mod lint;
 mod manual;
 mod older;
 mod paths;
+mod publisher;
 mod releases;
 mod run;
 mod setup;

@@ -149,6 +149,11 @@ pub(crate) fn for_dist() -> Result<()> {
     packages::ensure_dist()
 }
 
+/// The part of the setup that signing a release needs.
+pub(crate) fn for_signing() -> Result<()> {
+    packages::ensure_signing()
+}
+
 /// The part of the setup that the tests of a release need.
 pub(crate) fn for_dist_tests() -> Result<()> {
     for_dist()?;

@@ -64,6 +64,27 @@ fn version() -> String {
     version.split_whitespace().nth(1).unwrap().to_owned()
 }
 
+fn xtask() -> String {
+    std::env::var("CPROXY_XTASK").expect("CPROXY_XTASK is not set: run `cargo xtask test`")
+}
+
+/// Options that make a release of the tested programs, without a kernel.
+fn of_tested_programs() -> Vec<String> {
+    let relay = std::env::var("CPROXY_RELAY_BIN").expect("CPROXY_RELAY_BIN is not set: run `cargo xtask test`");
+    let agent = cproxy_binary();
+    let options =
+        ["dist", "--without", "kernel", "--target", std::env::consts::ARCH, "--agent", text(&agent), "--relay"];
+    options.into_iter().map(str::to_owned).chain([relay]).collect()
+}
+
+/// Runs `cargo xtask` without a terminal; returns whether it succeeded, and its output.
+fn run_xtask(options: &[String]) -> (bool, String) {
+    let output = Command::new(xtask()).args(options).env_remove("CPROXY_RELEASE_KEY").stdin(Stdio::null()).output();
+    let output = output.unwrap();
+    let text = String::from_utf8_lossy(&[output.stderr, output.stdout].concat()).into_owned();
+    (output.status.success(), text)
+}
+
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
@@ -71,27 +92,89 @@ fn json(path: &Path) -> Value {
 #[test]
 fn the_same_programs_give_the_same_files_at_another_time_and_place() {
     let scratch = Scratch::new("twice");
-    let agent = cproxy_binary();
-    let relay = std::env::var("CPROXY_RELAY_BIN").expect("CPROXY_RELAY_BIN is not set: run `cargo xtask test`");
-    let xtask = std::env::var("CPROXY_XTASK").expect("CPROXY_XTASK is not set: run `cargo xtask test`");
+    let xtask = xtask();
+    let options = of_tested_programs();
     // The release of all tests is the first one. Another directory, umask, time zone and language must not show.
     let second = scratch.0.join("second/release");
     fs::create_dir_all(second.parent().unwrap()).unwrap();
     let script = "umask 077; export TZ=Asia/Tokyo LC_ALL=C.UTF-8; exec \"$@\" 2>&1";
-    let target = std::env::consts::ARCH;
-    let said = output(
-        "sh",
-        &[
-            &["-c", script, "sh", &*xtask, "dist", "--without", "kernel", "--target", target, "--agent", text(&agent)]
-                [..],
-            &["--relay", &*relay, "--out", text(&second)],
-        ]
-        .concat(),
-    );
+    let options = options.iter().map(String::as_str).chain(["--out", text(&second)]);
+    let said = output("sh", &["-c", script, "sh", &xtask].into_iter().chain(options).collect::<Vec<_>>());
     assert_same(&release(), &second);
     // Advisories change from day to day: the command prints their number, and no file has it.
-    let lines: Vec<_> = said.lines().rev().take(2).collect();
+    let lines: Vec<_> = said.lines().rev().take(3).collect();
     assert!(lines[0] == text(&second) && lines[1].starts_with("dist: advisories: "), "{said}");
+    assert_eq!(lines[2], "dist: not signed: there is no key (--key)", "{said}");
+}
+
+#[test]
+fn a_publisher_is_named_and_its_key_signs_the_release() {
+    let scratch = Scratch::new("publisher");
+    let path = |name: &str| scratch.0.join(name);
+    let key = |name: &str| {
+        let (secret, public) = (path(&format!("{name}.key")), path(&format!("{name}.pub")));
+        output("minisign", &["-G", "-W", "-s", text(&secret), "-p", text(&public)]);
+        (text(&secret).to_owned(), fs::read_to_string(public).unwrap().lines().last().unwrap().to_owned())
+    };
+    let ((secret, public), (other, _)) = (key("release"), key("other"));
+    let (publisher, out) = (path("publisher.toml"), path("release"));
+    let settings = |key: &str| {
+        let settings = "forge = 'https://forge.example/cproxy'\nsecurity = 'security@publisher.example'\n\
+                        maintainer = 'A Team <team@publisher.example>'\n";
+        fs::write(&publisher, format!("{settings}minisign-key = '{key}'\n")).unwrap();
+    };
+    let dist = |secret: &str| {
+        let more = ["--out", text(&out), "--publisher", text(&publisher), "--key", secret];
+        run_xtask(&of_tested_programs().into_iter().chain(more.map(str::to_owned)).collect::<Vec<_>>())
+    };
+
+    settings("");
+    let (is_made, said) = dist(&secret);
+    assert!(!is_made && said.contains("publisher.toml names no `minisign-key`"), "{said}");
+    settings(&public);
+    let (is_made, said) = dist(&other);
+    assert!(!is_made && !out.exists() && said.contains("publisher.toml names another key than that of"), "{said}");
+    let (is_made, said) = dist(&secret);
+    assert!(is_made && said.contains("\ndist: signed: SHA256SUMS.minisig\n"), "{said}");
+
+    let verifies = || {
+        let script =
+            "cd \"$1\" && minisign -V -q -P \"$2\" -m SHA256SUMS && sha256sum --quiet --strict --check SHA256SUMS";
+        let verify = Command::new("sh").args(["-c", script, "sh", text(&out), &public]).output();
+        verify.unwrap().status.success()
+    };
+    assert!(verifies());
+    let changed = |name: &str| {
+        let bytes = fs::read(out.join(name)).unwrap();
+        fs::write(out.join(name), [&bytes[..], b"\n"].concat()).unwrap();
+        let is_noticed = !verifies();
+        fs::write(out.join(name), bytes).unwrap();
+        is_noticed
+    };
+    for name in ["SHA256SUMS", "SECURITY.md", &format!("cproxy-{}.intoto.json", version())] {
+        assert!(changed(name), "a change of {name} is not noticed");
+    }
+    assert!(verifies());
+
+    let security = fs::read_to_string(out.join("SECURITY.md")).unwrap();
+    assert!(security.contains("security@publisher.example") && !security.contains("no publisher"), "{security}");
+    let package = names(&out).into_iter().find(|name| name.starts_with("cproxy_") && name.ends_with(".deb")).unwrap();
+    let fields = output("dpkg-deb", &["--field", text(&out.join(package))]);
+    for line in ["Maintainer: A Team <team@publisher.example>", "Homepage: https://forge.example/cproxy"] {
+        assert!(fields.lines().any(|other| other == line), "{line}: {fields}");
+    }
+    let image = format!("oci-archive:{}:{}", out.join(format!("cproxy-{}-oci.tar", version())).display(), version());
+    let config: Value = serde_json::from_str(&output("skopeo", &["inspect", "--config", &image])).unwrap();
+    let source = config.pointer("/config/Labels/org.opencontainers.image.source").and_then(Value::as_str);
+    assert_eq!(source, Some("https://forge.example/cproxy"), "{config}");
+}
+
+#[test]
+fn without_a_publisher_no_file_has_an_address_of_one() {
+    let security = fs::read_to_string(release().join("SECURITY.md")).unwrap();
+    assert!(security.contains("This build names no publisher") && !security.contains("<!--"), "{security}");
+    let fields = output("dpkg-deb", &["--field", text(&agent_package())]);
+    assert!(!fields.contains("Homepage") && fields.contains("\nMaintainer: cproxy\n"), "{fields}");
 }
 
 #[test]
@@ -299,7 +382,7 @@ fn a_system_extension_has_usr_alone_and_names_its_system() {
 fn a_release_never_replaces_another_directory() {
     let scratch = Scratch::new("precious");
     fs::write(scratch.0.join("precious"), "").unwrap();
-    let xtask = std::env::var("CPROXY_XTASK").expect("CPROXY_XTASK is not set: run `cargo xtask test`");
+    let xtask = xtask();
     let made = Command::new(&xtask).args(["dist", "--out"]).arg(&scratch.0).output().unwrap();
     let said = String::from_utf8_lossy(&made.stderr).into_owned();
     assert!(!made.status.success() && said.contains("is there and is no release: move it away"), "{said}");

@@ -14,7 +14,9 @@ use super::{Build, Component, Release, Released, files::Documents, version};
 use crate::{
     binary::Program,
     image::{digest, read},
-    paths, run, sizes,
+    paths,
+    publisher::Publisher,
+    run, sizes,
 };
 
 /// Beginnings of the names of files with licences, in capitals.
@@ -28,15 +30,21 @@ let you link it with a changed C library.
 ";
 
 /// Licences of everything in a program.
-pub(super) fn of(program: &Program, components: &[Component]) -> Result<Documents> {
-    let own = paths::workspace();
-    let text = |name: &str| fs::read(own.join(name)).with_context(|| format!("reading {name}"));
+pub(super) fn of(program: &Program, components: &[Component], publisher: &Publisher) -> Result<Documents> {
+    let text = |name: &str| text(name, publisher);
     Ok(Documents {
         readme: text("README.md")?,
+        security: text("SECURITY.md")?,
         changelog: text("CHANGELOG.md")?,
         licence: text("LICENSE")?,
         licences: licences(program, components)?.into_bytes(),
     })
+}
+
+/// A document of the repository, with the publisher's values.
+fn text(name: &str, publisher: &Publisher) -> Result<Vec<u8>> {
+    let text = fs::read_to_string(paths::workspace().join(name)).with_context(|| format!("reading {name}"))?;
+    Ok(publisher.fill(&text).with_context(|| name.to_owned())?.into_bytes())
 }
 
 /// The texts of all licences, each with the components that have it.
@@ -91,10 +99,9 @@ pub(super) fn add(release: &Release, build: &Build) -> Result<()> {
 
 /// Adds the documents about all programs.
 pub(super) fn add_common(release: &Release) -> Result<()> {
-    for (from, to) in [("LICENSE", "LICENSE"), ("CHANGELOG.md", "CHANGELOG.md")] {
-        release.add(to, &read(&paths::workspace().join(from))?)?;
-    }
-    Ok(())
+    ["LICENSE", "CHANGELOG.md", "SECURITY.md"]
+        .iter()
+        .try_for_each(|name| release.add(name, &text(name, &release.publisher)?))
 }
 
 /// A bill of materials: components from the lock file, with the bytes that the program has of each.

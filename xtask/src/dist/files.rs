@@ -14,6 +14,7 @@ use crate::{
 /// Texts that come with a program.
 pub(crate) struct Documents {
     pub(super) readme: Vec<u8>,
+    pub(super) security: Vec<u8>,
     pub(super) changelog: Vec<u8>,
     pub(super) licence: Vec<u8>,
     /// Licences of everything in the program.
@@ -56,6 +57,7 @@ pub(super) fn installed(released: &Released, manual: &Path) -> Result<Tree> {
     tree.add_program(&format!("usr/bin/{name}"), read(&released.file)?);
     let documents = format!("usr/share/doc/{name}");
     tree.add_file(&format!("{documents}/README.md"), released.documents.readme.clone());
+    tree.add_file(&format!("{documents}/SECURITY.md"), released.documents.security.clone());
     tree.add_file(&format!("{documents}/CHANGELOG.md.gz"), gzip(&released.documents.changelog)?);
     tree.add_file(&format!("{documents}/copyright"), released.documents.licence.clone());
     tree.add_file(&format!("{documents}/licences.txt.gz"), gzip(&released.documents.licences)?);
@@ -94,6 +96,7 @@ fn archived(released: &Released, manual: &Path) -> Result<Tree> {
         tree.add_file(&to, read(&from)?);
     }
     tree.add_file("README.md", released.documents.readme.clone());
+    tree.add_file("SECURITY.md", released.documents.security.clone());
     tree.add_file("CHANGELOG.md", released.documents.changelog.clone());
     tree.add_file("LICENSE", released.documents.licence.clone());
     tree.add_file("licences.txt", released.documents.licences.clone());

@@ -42,7 +42,7 @@ pub(super) fn add_common(release: &Release, builds: &[Build]) -> Result<()> {
             let released = if number == 0 { agent } else { relay };
             programs.push((build.target, read(&released.file)?));
         }
-        let layout = oci::write_for_all(release.scratch.join(name), image, programs, release.stamp)?;
+        let layout = oci::write_for_all(release.scratch.join(name), image, programs, release.stamp, &release.publisher)?;
         let archive = tar::archive(&Tree::read(&layout.path)?, release.stamp)?;
         release.add(&format!("{name}-{}-oci.tar", version()), &archive)?;
     }

@@ -14,12 +14,16 @@ use crate::{
     architecture::Architecture,
     image::{Stamp, Tree},
     paths,
+    publisher::Name,
     releases::NFPM,
     run,
 };
 
 /// Ends of the names of packages.
 pub(super) const KINDS: [&str; 3] = ["deb", "rpm", "apk"];
+
+/// Maintainer of packages that have no publisher. Debian's need one.
+const MAINTAINER: &str = "cproxy";
 
 /// A format of packages.
 #[derive(Clone, Copy)]
@@ -75,6 +79,8 @@ pub(super) fn add(release: &Release, build: &Build, manual: &Path) -> Result<()>
             command.arg(descriptions.join(format!("{program}.yaml"))).arg("--target").arg(&file);
             command.env("CPROXY_VERSION", version()).env("CPROXY_REVISION", release.revision.to_string());
             command.env("CPROXY_ARCHITECTURE", build.target.debian());
+            command.env("CPROXY_HOMEPAGE", release.publisher.get(Name::Forge).unwrap_or_default());
+            command.env("CPROXY_MAINTAINER", release.publisher.get(Name::Maintainer).unwrap_or(MAINTAINER));
             command.env("SOURCE_DATE_EPOCH", release.stamp.seconds().to_string());
             run::run(run::to_stderr(&mut command)?).with_context(|| format!("writing {}", file.display()))?;
         }

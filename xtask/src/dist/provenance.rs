@@ -1,5 +1,5 @@
-//! Where a release comes from: a statement in the form of in-toto with a predicate of SLSA, and checksums. It is not
-//! signed; a forge that builds a release signs one of its own.
+//! Where a release comes from: a statement in the form of in-toto with a predicate of SLSA, and checksums, which a
+//! signature may be about. A forge that builds a release signs a statement of its own.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
@@ -12,14 +12,15 @@ use crate::{
     architecture::Architecture,
     image::{busybox_for, digest, read, stamp},
     paths,
+    publisher::Name,
     releases::NFPM,
     run,
 };
 
-/// Form of the parameters below.
-const BUILD_TYPE: &str = "https://cproxy.dev/xtask-dist/v1";
-/// Builder: the command itself, wherever it runs.
-const BUILDER: &str = "https://cproxy.dev/xtask";
+/// Form of the parameters below, as a part of the source.
+const BUILD_TYPE: &str = "xtask-dist-v1";
+/// Builder: the command itself, wherever it runs, as a part of the source.
+const BUILDER: &str = "xtask";
 
 /// Files that determine dependencies, besides the commit that has them.
 const LOCKS: [&str; 2] = ["Cargo.lock", "images/packages/go.sum"];
@@ -51,7 +52,8 @@ fn statement(release: &Release, digests: &BTreeMap<String, String>) -> Result<Va
     let subjects: Vec<_> =
         digests.iter().map(|(name, digest)| json!({"name": name, "digest": {"sha256": digest}})).collect();
     let commit = stamp::revision().unwrap_or_default();
-    let mut materials = vec![json!({"uri": "git:cproxy", "digest": {"gitCommit": commit}})];
+    let source = release.publisher.get(Name::Forge).map_or_else(|| "git:cproxy".to_owned(), |url| format!("git+{url}"));
+    let mut materials = vec![json!({"uri": source, "digest": {"gitCommit": commit}})];
     for lock in LOCKS {
         let digest = digest(&read(&paths::workspace().join(lock))?);
         materials.push(json!({"uri": lock, "digest": {"sha256": digest.trim_start_matches("sha256:")}}));
@@ -70,12 +72,12 @@ fn statement(release: &Release, digests: &BTreeMap<String, String>) -> Result<Va
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
-                "buildType": BUILD_TYPE,
+                "buildType": format!("{source}#{BUILD_TYPE}"),
                 "externalParameters": {"version": version(), "commit": commit, "revision": release.revision},
                 "internalParameters": {"sourceDateEpoch": release.stamp.seconds(), "toolchain": toolchain()},
                 "resolvedDependencies": materials,
             },
-            "runDetails": {"builder": {"id": BUILDER}},
+            "runDetails": {"builder": {"id": format!("{source}#{BUILDER}")}},
         },
     }))
 }

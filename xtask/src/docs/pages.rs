@@ -9,14 +9,26 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::write;
-use crate::tidy::links::{normalized, slug};
+use crate::{
+    publisher::Publisher,
+    tidy::links::{normalized, slug},
+};
 
 /// Directories without documents of ours.
 const SKIPPED: [&str; 3] = ["target", ".git", "xtask"];
 
 /// Chapters by their sections: files, or directories whose other files follow. What is in no section comes last.
 const SECTIONS: [(&str, &[&str]); 7] = [
-    ("Choose", &["docs/comparison.md", "docs/compatibility.md", "docs/sizing.md", "docs/non-goals.md"]),
+    (
+        "Choose",
+        &[
+            "docs/comparison.md",
+            "docs/compatibility.md",
+            "docs/sizing.md",
+            "docs/non-goals.md",
+            "docs/roadmap.md",
+        ],
+    ),
     (
         "Install",
         &[
@@ -40,6 +52,7 @@ const SECTIONS: [(&str, &[&str]); 7] = [
             "docs/receive.md",
             "docs/reliability.md",
             "docs/threat-model.md",
+            "SECURITY.md",
         ],
     ),
     ("Generated reference", &["reference"]),
@@ -67,8 +80,8 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// All documents below `root`.
-    pub(super) fn collect(root: &Path) -> Result<Self> {
+    /// All documents below `root`, with the publisher's values.
+    pub(super) fn collect(root: &Path, publisher: &Publisher) -> Result<Self> {
         let mut found = Vec::new();
         collect(root, &mut found)?;
         let (texts, files, directories) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
@@ -76,6 +89,7 @@ impl Pages {
         for path in found {
             let name = path.strip_prefix(root).unwrap_or(&path).to_owned();
             let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+            let text = publisher.fill(&text).with_context(|| path.display().to_string())?;
             let text = pages.converted(&name, &text);
             pages.texts.insert(in_site(&name), text);
         }
@@ -299,7 +313,7 @@ mod tests {
 
     #[test]
     fn every_document_is_a_chapter_of_the_site_once() {
-        let pages = Pages::collect(&crate::paths::workspace()).unwrap();
+        let pages = Pages::collect(&crate::paths::workspace(), &Publisher::default()).unwrap();
         let summary = pages.summary();
         for page in pages.texts.keys() {
             assert_eq!(summary.matches(&format!("]({})\n", page.display())).count(), 1, "{}", page.display());
@@ -309,7 +323,7 @@ mod tests {
 
     #[test]
     fn pages_keep_the_anchors_and_links_of_the_forge() {
-        let mut pages = Pages::collect(&crate::paths::workspace()).unwrap();
+        let mut pages = Pages::collect(&crate::paths::workspace(), &Publisher::default()).unwrap();
         let text = "# A: b\n[c](../README.md#use-it) [d](../images/kernel/cproxy.config) [e](#f)\n```\n# g](h)\n```\n";
         let converted = pages.converted(Path::new("docs/x.md"), text);
         let expected = "# A: b {#a-b}\n[c](../index.md#use-it) [d](../images/kernel/cproxy.config) [e](#f)\n\

@@ -16,7 +16,10 @@ use super::{
     tar,
     tree::Tree,
 };
-use crate::architecture::Architecture;
+use crate::{
+    architecture::Architecture,
+    publisher::{Name, Publisher},
+};
 
 /// The file that makes a directory a layout.
 const LAYOUT: &str = "oci-layout";
@@ -54,9 +57,11 @@ pub(crate) fn write(
     architecture: Architecture,
     program: Vec<u8>,
     stamp: Stamp,
+    publisher: &Publisher,
 ) -> Result<Written> {
     let mut layout = Layout::create(dir)?;
-    let mut manifest = layout.image(image, architecture, program, stamp)?;
+    let labels = labels(image, stamp, publisher);
+    let mut manifest = layout.image(image, architecture, program, stamp, &labels)?;
     name(&mut manifest);
     layout.finish(manifest)
 }
@@ -67,13 +72,15 @@ pub(crate) fn write_for_all(
     image: &Program,
     programs: Vec<(Architecture, Vec<u8>)>,
     stamp: Stamp,
+    publisher: &Publisher,
 ) -> Result<Written> {
     let mut layout = Layout::create(dir)?;
+    let labels = labels(image, stamp, publisher);
     let mut manifests = Vec::new();
     for (architecture, program) in programs {
-        manifests.push(layout.image(image, architecture, program, stamp)?);
+        manifests.push(layout.image(image, architecture, program, stamp, &labels)?);
     }
-    let index = index(&manifests, Some(&labels(image, stamp)));
+    let index = index(&manifests, Some(&labels));
     let mut index = layout.blob("application/vnd.oci.image.index.v1+json", &text(&index)?)?;
     name(&mut index);
     layout.finish(index)
@@ -131,13 +138,19 @@ impl Layout {
     }
 
     /// Writes the image for an architecture and returns the descriptor of its manifest.
-    fn image(&mut self, image: &Program, architecture: Architecture, program: Vec<u8>, stamp: Stamp) -> Result<Value> {
+    fn image(
+        &mut self,
+        image: &Program,
+        architecture: Architecture,
+        program: Vec<u8>,
+        stamp: Stamp,
+        labels: &BTreeMap<String, String>,
+    ) -> Result<Value> {
         let mut tree = Tree::default();
         tree.add_program(image.path, program);
         let unpacked = tar::archive(&tree, stamp)?;
-        let labels = labels(image, stamp);
         let layer = self.blob("application/vnd.oci.image.layer.v1.tar+gzip", &gzip(&unpacked)?)?;
-        let config = config(image, &labels, &digest(&unpacked), architecture, stamp);
+        let config = config(image, labels, &digest(&unpacked), architecture, stamp);
         let config = self.blob("application/vnd.oci.image.config.v1+json", &text(&config)?)?;
         let manifest = json!({
             "schemaVersion": 2,
@@ -204,13 +217,13 @@ fn config(
 }
 
 /// Labels of the image; unknown ones are left out.
-fn labels(image: &Program, stamp: Stamp) -> BTreeMap<String, String> {
+fn labels(image: &Program, stamp: Stamp, publisher: &Publisher) -> BTreeMap<String, String> {
     let known = [
         ("title", Some(image.title.to_owned())),
         ("version", Some(version().to_owned())),
         ("created", Some(stamp.text())),
         ("revision", revision()),
-        ("source", Some(env!("CARGO_PKG_REPOSITORY").to_owned()).filter(|url| !url.is_empty())),
+        ("source", publisher.get(Name::Forge).map(str::to_owned)),
         ("licenses", Some(image.licenses.to_owned())),
     ];
     known.into_iter().filter_map(|(name, value)| Some((format!("org.opencontainers.image.{name}"), value?))).collect()

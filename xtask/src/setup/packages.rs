@@ -71,11 +71,15 @@ static IMAGES: [Provided; 1] = [("busybox", &["busybox-static"])];
 /// Tools that write releases.
 static DIST: [Provided; 2] = [("objcopy", &["binutils"]), ("sqfstar", &["squashfs-tools"])];
 
+/// Tools that sign releases.
+static SIGNING: [Provided; 1] = [("minisign", &["minisign"])];
+
 /// Tools that check releases, and make the system in which packages are installed.
-static DIST_TESTS: [Provided; 7] = [
+static DIST_TESTS: [Provided; 8] = [
     ("cpio", &["cpio"]),
     ("debootstrap", &["debootstrap"]),
     ("dpkg-deb", &["dpkg"]),
+    ("minisign", &["minisign"]),
     ("rpm", &["rpm"]),
     ("rpm2cpio", &["rpm2cpio"]),
     ("skopeo", &["skopeo"]),
@@ -149,6 +153,11 @@ pub(crate) fn ensure_image_tests() -> Result<()> {
 /// Installs the packages that releases are made with and that are missing.
 pub(crate) fn ensure_dist() -> Result<()> {
     ensure("dist", &DIST)
+}
+
+/// Installs the packages that releases are signed with and that are missing.
+pub(crate) fn ensure_signing() -> Result<()> {
+    ensure("signing", &SIGNING)
 }
 
 /// Installs the packages that releases are tested with and that are missing.
