@@ -37,6 +37,9 @@ pub(crate) const VARIABLE: &str = "CPROXY_RELEASE";
 /// File with the digests of all others.
 const CHECKSUMS: &str = "SHA256SUMS";
 
+/// End of the name of a kernel as ELF file.
+const ELF_KERNEL: &str = "vmlinux";
+
 /// Options of `dist`.
 #[derive(Args)]
 pub(crate) struct DistArguments {
@@ -75,7 +78,7 @@ enum Part {
     Programs,
     /// Packages for Debian, Fedora and Alpine
     Packages,
-    /// OCI images, files over a root file system, initramfs and system extension
+    /// OCI images, files over a root file system, initramfs, system extension, and manifests and hooks
     Images,
     /// A guest's kernel; its first build takes 10 minutes for each architecture
     Kernel,
@@ -120,6 +123,10 @@ pub(crate) struct Release {
 /// Version of everything in a release.
 pub(crate) fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
+}
+
+fn kernel_name(version: &str, target: Architecture, end: &str) -> String {
+    format!("cproxy-guest-kernel-{version}-{}.{end}", target.name())
 }
 
 /// Makes the release and prints its path. What is known of its dependencies changes from day to day, and the files of
@@ -294,10 +301,9 @@ impl Release {
     /// Adds the guest's kernel in the forms that it has.
     fn add_kernel(&self, target: Architecture) -> Result<()> {
         let built = kernels::built(target, &[])?;
-        let files = [(kernels::KERNEL, target.kernel_image()), (kernels::ELF, "vmlinux")];
+        let files = [(kernels::KERNEL, target.kernel_image()), (kernels::ELF, ELF_KERNEL)];
         for (from, to) in files.into_iter().filter(|(from, _)| built.join(from).exists()) {
-            let name = format!("cproxy-guest-kernel-{}-{}.{to}", version(), target.name());
-            self.add(&name, &read(&built.join(from))?)?;
+            self.add(&kernel_name(version(), target, to), &read(&built.join(from))?)?;
         }
         Ok(())
     }
@@ -346,5 +352,82 @@ impl Drop for Release {
         for directory in [&self.unfinished, &self.scratch] {
             fs::remove_dir_all(directory).ok();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cproxy_documents::blocks;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Directory of guides, and the one with Firecracker's configuration.
+    const GUIDES: &str = "docs/integrations";
+    const FIRECRACKER: &str = "firecracker.md";
+
+    /// Objects of Firecracker's configuration file with the fields that it requires, and others, by the definitions of
+    /// its API 1.17 (src/firecracker/swagger/firecracker.yaml). It refuses a field that it does not know.
+    const FIELDS: [(&str, &[&str], &[&str]); 5] = [
+        ("boot-source", &["kernel_image_path"], &["boot_args", "initrd_path"]),
+        ("drives", &["drive_id", "is_root_device", "path_on_host", "is_read_only"], &["partuuid", "cache_type"]),
+        ("network-interfaces", &["iface_id", "host_dev_name"], &["guest_mac", "mtu"]),
+        ("vsock", &["guest_cid", "uds_path"], &[]),
+        ("machine-config", &["vcpu_count", "mem_size_mib"], &["smt", "track_dirty_pages", "huge_pages"]),
+    ];
+
+    /// Names of a release's images and kernels, with the word that documents have for the version.
+    fn names() -> Vec<String> {
+        let kernels = [
+            (Architecture::X86_64, Architecture::X86_64.kernel_image()),
+            (Architecture::X86_64, ELF_KERNEL),
+            (Architecture::Aarch64, Architecture::Aarch64.kernel_image()),
+        ];
+        let kernels = kernels.into_iter().map(|(target, end)| kernel_name("VERSION", target, end));
+        images::names("VERSION").into_iter().chain(kernels).collect()
+    }
+
+    fn guide(name: &str) -> String {
+        fs::read_to_string(paths::workspace().join(GUIDES).join(name)).unwrap()
+    }
+
+    #[test]
+    fn guides_name_files_that_a_release_has() {
+        let names = names();
+        let mut named = 0;
+        for entry in fs::read_dir(paths::workspace().join(GUIDES)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let text = guide(&name);
+            let is_part = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
+            let words = text.split(|char| !is_part(char)).map(|word| word.trim_end_matches('.'));
+            let of_release = words.filter(|word| word.starts_with("cproxy-") && word.contains("VERSION"));
+            for word in of_release {
+                named += 1;
+                assert!(names.iter().any(|name| name == word), "{name}: a release has no {word}, but {names:?}");
+            }
+        }
+        assert!(named > 10, "{named}");
+    }
+
+    #[test]
+    fn firecrackers_configuration_has_its_fields_and_files_of_a_release() {
+        let found = blocks(&guide(FIRECRACKER)).into_iter().filter(|block| block.info == "json");
+        let configurations: Vec<Value> = found.map(|block| serde_json::from_str(&block.text).unwrap()).collect();
+        assert_eq!(configurations.len(), 1);
+        let object = configurations[0].as_object().unwrap();
+        assert_eq!(object.len(), FIELDS.len());
+        for (name, required, optional) in FIELDS {
+            let value = &object[name];
+            let objects = value.as_array().map_or_else(|| vec![value], |list| list.iter().collect());
+            assert!(!objects.is_empty(), "{name}");
+            for object in objects {
+                let fields: Vec<_> = object.as_object().unwrap().keys().map(String::as_str).collect();
+                let is_known = |field: &&str| required.contains(field) || optional.contains(field);
+                assert!(required.iter().all(|field| fields.contains(field)), "{name}: {fields:?}");
+                assert!(fields.iter().all(is_known), "{name}: {fields:?}");
+            }
+        }
+        let kernel = object["boot-source"]["kernel_image_path"].as_str().unwrap().to_owned();
+        assert_eq!(kernel, kernel_name("VERSION", Architecture::X86_64, ELF_KERNEL));
     }
 }

@@ -8,6 +8,7 @@ use std::{
 
 use cproxy_documents::blocks;
 use cproxy_tests::sandbox::Sandbox;
+use serde_json::Value;
 
 use crate::{
     repository,
@@ -26,6 +27,9 @@ const PRELUDE: &str = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
     mkdir -p /tmp/www\n\
     echo the endpoint answers >/tmp/www/index.html; httpd -h /tmp/www -p 8080; cd /etc/cproxy\n\
     set -e\n";
+
+/// Page with a configuration of Firecracker.
+const FIRECRACKER: &str = "docs/integrations/firecracker.md";
 
 fn documents(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
@@ -61,4 +65,30 @@ fn marked_commands_of_the_documents_can_be_run_as_they_stand() {
         }
     }
     assert_ne!(run, 0, "no block is marked with `{MARK}`");
+}
+
+#[test]
+fn the_agent_takes_the_settings_of_firecrackers_configuration() {
+    let sandbox = Sandbox::for_test();
+    let root = guest(&sandbox);
+    let page = fs::read_to_string(repository().join(FIRECRACKER)).unwrap();
+    let configuration = blocks(&page).into_iter().find(|block| block.info == "json").unwrap();
+    let configuration: Value = serde_json::from_str(&configuration.text).unwrap();
+    let arguments = configuration["boot-source"]["boot_args"].as_str().unwrap();
+    let settings: Vec<_> =
+        arguments.split(' ').filter_map(|word| word.strip_prefix("cproxy.")?.split_once('=')).collect();
+    assert!(!settings.is_empty(), "{arguments}");
+    // An agent that refuses a setting ends and answers nobody.
+    program(&root, "etc/cproxy/workload", "until cproxy get config 2>/dev/null; do sleep 0.1; done\n");
+    // As Firecracker changes it for the root device, and without the time for a server that there is not.
+    let command_line = format!("{arguments} cproxy.timeout=0 cproxy.on-timeout=start root=/dev/vda rw\n");
+    let (_, log) = boot(&sandbox, &root, &command_line, "/init");
+    for (name, value) in settings {
+        let is_it = |line: &str| {
+            let columns: Vec<_> = line.split_whitespace().take(2).collect();
+            columns == [name, value] && line.ends_with(&format!("kernel parameter cproxy.{name}"))
+        };
+        assert!(log.lines().any(is_it), "{name}={value}:\n{log}");
+    }
+    assert!(log.contains("init: ending with 0"), "{log}");
 }

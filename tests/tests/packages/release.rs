@@ -178,6 +178,21 @@ fn without_a_publisher_no_file_has_an_address_of_one() {
 }
 
 #[test]
+fn the_files_that_guides_name_are_in_an_archive_of_their_own() {
+    let list = output("tar", &["-tzf", text(&release_file("cproxy-deploy-", ".tar.gz"))]);
+    for file in [
+        "images/init",
+        "images/kata/prestart/10-cproxy",
+        "images/kernel/cproxy.config",
+        "images/kubernetes/overlays/baked-in/kustomization.yaml",
+        "images/monitoring/rules.yaml",
+        "images/peer-pods/kata-agent.service.d/10-cproxy.conf",
+    ] {
+        assert!(list.lines().any(|line| line == file), "{file}: {list}");
+    }
+}
+
+#[test]
 fn checksums_and_provenance_name_every_file() {
     let checked = output("sh", &["-c", "cd \"$1\" && sha256sum --strict --check SHA256SUMS", "sh", text(&release())]);
     assert!(checked.lines().all(|line| line.ends_with(": OK")), "{checked}");

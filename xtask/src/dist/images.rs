@@ -18,15 +18,18 @@ use crate::{
 /// Directory of the overlay that a system extension has, too.
 const UNITS: &str = "usr/lib/systemd/system";
 
+/// Files and directories of `images` that guides name: the first process, hooks, options of kernels, manifests.
+const DEPLOYED: [&str; 7] = ["init", "kata", "kernel", "kubernetes", "monitoring", "peer-pods", "relay"];
+
 /// Adds the images of the agent for one architecture.
 pub(super) fn add(release: &Release, build: &Build) -> Result<()> {
     setup::for_dist()?;
     let (version, target) = (version(), build.target);
     let agent = || read(&build.agent.file);
     let overlay = tar::archive(&image::rootfs(agent()?)?, release.stamp)?;
-    release.add(&format!("cproxy-rootfs-{version}-{}.tar.gz", target.name()), &gzip(&overlay)?)?;
+    release.add(&rootfs_name(version, target), &gzip(&overlay)?)?;
     let initramfs = image::initramfs_bytes(target, agent()?)?;
-    release.add(&format!("cproxy-initramfs-{version}-{}.cpio.gz", target.name()), &initramfs)?;
+    release.add(&initramfs_name(version, target), &initramfs)?;
     let extension = tar::archive(&extension(agent()?, target)?, release.stamp)?;
     let name = format!("cproxy_{version}_{}.raw", systemd_name(target));
     write_squashfs(release, &extension, &release.unfinished.join(name))
@@ -42,11 +45,51 @@ pub(super) fn add_common(release: &Release, builds: &[Build]) -> Result<()> {
             let released = if number == 0 { agent } else { relay };
             programs.push((build.target, read(&released.file)?));
         }
-        let layout = oci::write_for_all(release.scratch.join(name), image, programs, release.stamp, &release.publisher)?;
+        let layout =
+            oci::write_for_all(release.scratch.join(name), image, programs, release.stamp, &release.publisher)?;
         let archive = tar::archive(&Tree::read(&layout.path)?, release.stamp)?;
-        release.add(&format!("{name}-{}-oci.tar", version()), &archive)?;
+        release.add(&oci_name(name, version()), &archive)?;
     }
-    Ok(())
+    add_deployed(release)
+}
+
+/// Adds an archive of the files below `images` that guides name, at the same paths.
+fn add_deployed(release: &Release) -> Result<()> {
+    let images = paths::workspace().join("images");
+    let mut tree = Tree::default();
+    for name in DEPLOYED {
+        let (from, to) = (images.join(name), format!("images/{name}"));
+        if from.is_dir() {
+            tree.add_tree(&to, Tree::read(&from)?);
+        } else {
+            tree.add_program(&to, read(&from)?);
+        }
+    }
+    release.add(&deploy_name(version()), &gzip(&tar::archive(&tree, release.stamp)?)?)
+}
+
+fn rootfs_name(version: &str, target: Architecture) -> String {
+    format!("cproxy-rootfs-{version}-{}.tar.gz", target.name())
+}
+
+fn initramfs_name(version: &str, target: Architecture) -> String {
+    format!("cproxy-initramfs-{version}-{}.cpio.gz", target.name())
+}
+
+fn oci_name(program: &str, version: &str) -> String {
+    format!("{program}-{version}-oci.tar")
+}
+
+fn deploy_name(version: &str) -> String {
+    format!("cproxy-deploy-{version}.tar.gz")
+}
+
+/// Names of all images and archives, for a version.
+#[cfg(test)]
+pub(super) fn names(version: &str) -> Vec<String> {
+    let of = |target| [rootfs_name(version, target), initramfs_name(version, target)];
+    let common = [oci_name("cproxy", version), oci_name("cproxy-relay", version), deploy_name(version)];
+    [Architecture::X86_64, Architecture::Aarch64].into_iter().flat_map(of).chain(common).collect()
 }
 
 /// A system extension: what the agent needs below /usr, started without a link in /etc.
