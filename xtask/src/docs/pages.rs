@@ -21,13 +21,7 @@ const SKIPPED: [&str; 3] = ["target", ".git", "xtask"];
 const SECTIONS: [(&str, &[&str]); 7] = [
     (
         "Choose",
-        &[
-            "docs/comparison.md",
-            "docs/compatibility.md",
-            "docs/sizing.md",
-            "docs/non-goals.md",
-            "docs/roadmap.md",
-        ],
+        &["docs/comparison.md", "docs/compatibility.md", "docs/sizing.md", "docs/non-goals.md", "docs/roadmap.md"],
     ),
     (
         "Install",
