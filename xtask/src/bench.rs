@@ -1,7 +1,10 @@
 //! `cargo xtask bench`: the measurements that the documentation quotes.
 
-mod docs;
+mod chart;
+pub(crate) mod docs;
 mod page;
+mod results;
+mod views;
 
 use std::process::ExitCode;
 
@@ -71,7 +74,7 @@ enum Selection {
     SmallGuest,
     /// Runs all of them and writes docs/benchmarks.md
     All,
-    /// Writes docs/benchmarks.md from existing results
+    /// Writes docs/benchmarks.md and its charts from existing results
     Docs,
 }
 
@@ -114,7 +117,7 @@ const QUICK: &str = "--quick";
 pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
     match arguments.benchmark {
         Selection::All => all(&arguments.arguments),
-        Selection::Docs => docs::write(&BENCHMARKS.map(Selection::name)).map(|()| ExitCode::SUCCESS),
+        Selection::Docs => docs::write().map(|()| ExitCode::SUCCESS),
         one => {
             run::require_root("a benchmark")?;
             one.run(&arguments.arguments).map(|()| ExitCode::SUCCESS)
@@ -140,7 +143,7 @@ fn all(arguments: &[String]) -> Result<ExitCode> {
         }
     }
     if arguments.is_empty() {
-        docs::write(&names)?;
+        docs::write()?;
     }
     match failed.as_slice() {
         [] => Ok(ExitCode::SUCCESS),

@@ -16,7 +16,7 @@ use clap::Args;
 
 use self::pages::Pages;
 use crate::{
-    paths,
+    bench, paths,
     publisher::PublisherArguments,
     run,
     setup::{self, tool::Tool},
@@ -75,6 +75,7 @@ pub(crate) fn run(arguments: &DocsArguments) -> Result<()> {
     }
     let mut pages = Pages::collect(&paths::workspace(), &arguments.publisher.read()?)?;
     pages.add_generated("reference/xtask.md", xtask_page());
+    pages.add_generated(pages::BENCHMARKS, bench::docs::details()?);
     pages.add_generated("reference/chart.md", values::page(&paths::workspace())?);
     for (name, text) in generated(&out.join("manual"))? {
         pages.add_generated(&format!("reference/{name}"), text);

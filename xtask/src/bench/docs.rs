@@ -1,5 +1,5 @@
-//! `docs/benchmarks.md` from the results in `docs/benchmarks`: a file for each benchmark and those of its charts. New
-//! results of this machine replace them there, without the single samples.
+//! `docs/benchmarks.md` and its charts from the results in `docs/benchmarks`, which has a file for each benchmark. New
+//! results of this machine replace them there, without what the page and the site do not show.
 
 use std::{
     collections::BTreeSet,
@@ -10,31 +10,42 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::page;
+use super::{BENCHMARKS, Selection, page, results};
 use crate::{paths, run};
 
-/// Field of a report with all samples, which the page does not show.
-const SAMPLES: &str = "samples";
-
-/// Takes over new results, except those of runs with `--quick`, and writes the page about all.
-pub(super) fn write(benchmarks: &[&str]) -> Result<()> {
-    for &benchmark in benchmarks {
+/// Takes over new results, except those of runs with `--quick`, and writes the page about all and its charts.
+pub(super) fn write() -> Result<()> {
+    for benchmark in BENCHMARKS.map(Selection::name) {
         match read(&file_of(benchmark))? {
             Some(report) if page::is_quick(&report) => run::report(format!(
                 "bench: the results of {benchmark} are from a run with {}, so they are left out",
                 super::QUICK
             )),
-            Some(report) => take_over(benchmark, report)?,
+            Some(report) => write_file(&kept_file_of(benchmark), &results::compact(&results::kept(&report)))?,
             None => {}
         }
     }
-    let (reports, missing) = kept(benchmarks)?;
-    ensure!(!reports.is_empty(), "no results in {}: run `cargo xtask bench all`", results().display());
-    remove_others(benchmarks, &reports)?;
-    let file = page_file();
-    fs::write(&file, page::of(&reports, &missing)).with_context(|| format!("writing {}", file.display()))?;
-    run::report(format!("bench: wrote {}", file.display()));
+    let all = kept()?;
+    ensure!(all.iter().any(|(_, report)| report.is_some()), "no results: run `cargo xtask bench all`");
+    let charts = charts(&all);
+    remove_others(&charts)?;
+    for (file, chart) in &charts {
+        write_file(&kept_results().join(file), chart)?;
+    }
+    write_file(&page_file(), &page::of(&all))?;
+    run::report(format!("bench: wrote {} and {} charts", page_file().display(), charts.len()));
     Ok(())
+}
+
+/// The text of the site's page with all tables.
+pub(crate) fn details() -> Result<String> {
+    Ok(page::details(&kept()?.into_iter().filter_map(|(_, report)| report).collect::<Vec<_>>()))
+}
+
+/// Names and texts of the charts of all benchmarks.
+fn charts(all: &[(Selection, Option<Value>)]) -> Vec<(String, String)> {
+    let all = all.iter().filter_map(|(benchmark, report)| Some((*benchmark, report.as_ref()?)));
+    all.flat_map(|(benchmark, report)| page::charts(benchmark, report)).collect()
 }
 
 /// Removes the results of an earlier run.
@@ -47,20 +58,16 @@ pub(super) fn remove(benchmark: &str) -> Result<()> {
     .with_context(|| format!("removing {}", file.display()))
 }
 
-/// Directory of this machine's results.
-fn results() -> PathBuf {
-    paths::target().join("bench")
-}
-
+/// This machine's results.
 fn file_of(benchmark: &str) -> PathBuf {
-    results().join(benchmark).with_extension("json")
+    paths::target().join("bench").join(benchmark).with_extension("json")
 }
 
 fn page_file() -> PathBuf {
     paths::workspace().join("docs/benchmarks.md")
 }
 
-/// Directory of the results that the page shows.
+/// Directory of the results and charts that the page shows.
 fn kept_results() -> PathBuf {
     page_file().with_file_name(page::CHARTS)
 }
@@ -69,17 +76,10 @@ fn kept_file_of(benchmark: &str) -> PathBuf {
     kept_results().join(benchmark).with_extension("json")
 }
 
-/// The results that the page shows, and the benchmarks without any.
-fn kept<'b>(benchmarks: &[&'b str]) -> Result<(Vec<Value>, Vec<&'b str>)> {
-    let mut reports = Vec::new();
-    let mut missing = Vec::new();
-    for &benchmark in benchmarks {
-        match read(&kept_file_of(benchmark))? {
-            Some(report) => reports.push(report),
-            None => missing.push(benchmark),
-        }
-    }
-    Ok((reports, missing))
+/// All benchmarks, with the results of those that have any.
+fn kept() -> Result<Vec<(Selection, Option<Value>)>> {
+    let kept = |benchmark: Selection| Ok((benchmark, read(&kept_file_of(benchmark.name()))?));
+    BENCHMARKS.into_iter().map(kept).collect()
 }
 
 fn read(file: &Path) -> Result<Option<Value>> {
@@ -90,25 +90,17 @@ fn read(file: &Path) -> Result<Option<Value>> {
     serde_json::from_str(&text).map(Some).with_context(|| format!("{} is no JSON", file.display()))
 }
 
-/// Writes a report and its charts where the page finds them.
-fn take_over(benchmark: &str, mut report: Value) -> Result<()> {
-    if let Some(fields) = report.as_object_mut() {
-        fields.remove(SAMPLES);
-    }
-    let directory = kept_results();
-    fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
-    for file in page::chart_files(&report) {
-        let from = results().join(file);
-        fs::copy(&from, directory.join(file)).with_context(|| format!("copying {}", from.display()))?;
-    }
-    let (file, text) = (kept_file_of(benchmark), format!("{report:#}\n"));
-    fs::write(&file, text).with_context(|| format!("writing {}", file.display()))
+fn write_file(file: &Path, text: &str) -> Result<()> {
+    let directory = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)
+        .and_then(|()| fs::write(file, text))
+        .with_context(|| format!("writing {}", file.display()))
 }
 
-/// Removes everything that belongs to none of the reports.
-fn remove_others(benchmarks: &[&str], reports: &[Value]) -> Result<()> {
-    let charts = reports.iter().flat_map(page::chart_files).map(str::to_owned);
-    let known: BTreeSet<_> = charts.chain(benchmarks.iter().map(|benchmark| format!("{benchmark}.json"))).collect();
+/// Removes everything that is neither a benchmark's results nor one of the charts.
+fn remove_others(charts: &[(String, String)]) -> Result<()> {
+    let charts = charts.iter().map(|(file, _)| file.clone());
+    let known: BTreeSet<_> = charts.chain(BENCHMARKS.map(|benchmark| format!("{}.json", benchmark.name()))).collect();
     let directory = kept_results();
     for entry in fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))? {
         let path = entry.context("reading a directory entry")?.path();
@@ -123,11 +115,41 @@ fn remove_others(benchmarks: &[&str], reports: &[Value]) -> Result<()> {
 mod tests {
     use super::*;
 
+    const AGAIN: &str = "run `cargo xtask bench docs`, and edit the page, its charts and results nowhere else";
+
     #[test]
-    fn the_page_is_what_the_committed_results_give() {
-        let (reports, missing) = kept(&super::super::BENCHMARKS.map(super::super::Selection::name)).unwrap();
-        let page = fs::read_to_string(page_file()).unwrap();
-        assert!(page == page::of(&reports, &missing), "run `cargo xtask bench docs`, and edit the page nowhere else");
+    fn the_page_and_its_charts_are_what_the_committed_results_give() {
+        let all = kept().unwrap();
+        assert!(fs::read_to_string(page_file()).unwrap() == page::of(&all), "{AGAIN}");
+        let charts = charts(&all);
+        for (file, chart) in &charts {
+            assert!(fs::read_to_string(kept_results().join(file)).unwrap() == *chart, "{file}: {AGAIN}");
+        }
+        for (benchmark, report) in all.iter().filter_map(|(of, report)| Some((of.name(), report.as_ref()?))) {
+            let text = fs::read_to_string(kept_file_of(benchmark)).unwrap();
+            assert!(text == results::compact(&results::kept(report)), "{benchmark}: {AGAIN}");
+        }
+        let count = fs::read_dir(kept_results()).unwrap().count();
+        assert_eq!(count, charts.len() + all.iter().filter(|(_, report)| report.is_some()).count(), "{AGAIN}");
+    }
+
+    /// A name that the results do not have would leave a gap in the page or in a chart.
+    #[test]
+    fn every_row_and_column_of_the_page_has_a_cell_in_the_results() {
+        for (benchmark, report) in kept().unwrap() {
+            let (Some(report), view) = (report, benchmark.view()) else { continue };
+            let grids = view.charts.iter().map(|chart| &chart.grid).chain(view.table.as_ref().map(|table| &table.grid));
+            for grid in grids {
+                let has = |row: &str, column: &str| results::cell(&report, &(grid.at)(row, column)).is_some();
+                for row in grid.rows {
+                    let is_there = grid.columns.iter().any(|column| has(row, column));
+                    assert!(is_there, "{}: {row}: {:?}", benchmark.name(), (grid.at)(row, grid.columns[0]));
+                }
+                for column in grid.columns {
+                    assert!(grid.rows.iter().any(|row| has(row, column)), "{}: {column}", benchmark.name());
+                }
+            }
+        }
     }
 
     /// Starts of rows of the README's tables with their places in the results: benchmark, table, row and columns.
@@ -146,8 +168,8 @@ mod tests {
             "refused",
             &["cproxy", "nftables", "iptables"],
         ),
-        ("CPU time of the API server", "fanout", FANOUT_TABLE, "  API server's CPU for each, ms", &CLIENTS),
-        ("sent by the API server", "fanout", FANOUT_TABLE, "  sent to each, KiB", &CLIENTS),
+        ("CPU time of the API server", "fanout", FANOUT_TABLE, "API server's CPU for each, ms", &CLIENTS),
+        ("sent by the API server", "fanout", FANOUT_TABLE, "sent to each, KiB", &CLIENTS),
     ];
     const GUEST_10: &str = "a guest with half a core and 500 MiB, 10 Services";
     const GUEST_5000: &str = "a guest with half a core and 500 MiB, 5000 Services";
@@ -167,9 +189,13 @@ mod tests {
             let line = readme.lines().find(|line| line.starts_with(&format!("| {start}"))).unwrap();
             let shown: Vec<_> = line.trim_matches('|').split('|').skip(1).map(str::trim).collect();
             let report = read(&kept_file_of(benchmark)).unwrap().unwrap();
-            let mut measured: Vec<_> = columns.iter().map(|column| figure(&report, table, row, column)).collect();
+            let figure = |column: &&str| {
+                let at = [table, row, column].map(str::to_owned);
+                results::estimate(&report, &at).map(|estimate| estimate.median)
+            };
+            let mut measured: Vec<_> = columns.iter().map(figure).collect();
             if row == MEMORY_LEFT {
-                let direct = figure(&report, table, row, DIRECT).unwrap();
+                let direct = figure(&DIRECT).unwrap();
                 measured.iter_mut().flatten().for_each(|left| *left = direct - *left);
             }
             assert_eq!(shown.len(), measured.len(), "{line}");
@@ -183,14 +209,5 @@ mod tests {
                 assert_eq!(number, format!("{measured:.decimals$}"), "{line}");
             }
         }
-    }
-
-    /// The median in a cell of a table; `None` if the table has no such column.
-    fn figure(report: &Value, table: &str, row: &str, column: &str) -> Option<f64> {
-        let tables = ["tables", "summary"].into_iter().flat_map(|key| report[key].as_array().unwrap());
-        let table = tables.into_iter().find(|of| of["title"] == table).unwrap();
-        let place = table["columns"].as_array().unwrap().iter().position(|name| name == column)?;
-        let row = table["rows"].as_array().unwrap().iter().find(|of| of["name"] == row).unwrap();
-        Some(row["cells"][place].as_str().unwrap().split(' ').next().unwrap().parse().unwrap())
     }
 }

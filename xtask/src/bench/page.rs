@@ -1,55 +1,34 @@
-//! The text of `docs/benchmarks.md`, made from the reports of the benchmarks. Pure.
+//! The text of `docs/benchmarks.md`, and that of the site's page with all tables, made from the results of the
+//! benchmarks. Pure.
 
 use serde_json::Value;
 
-/// The directory of the charts, beside the page.
+use super::{
+    Selection,
+    chart::Chart,
+    results::{self, TARGETS, list, text},
+    views::{ChartView, Grid, TableView},
+};
+
+/// The directory of the results and charts, beside the page.
 pub(super) const CHARTS: &str = "benchmarks";
 
 /// The part that is written by hand: budgets, and runs with other arguments than those of `bench all`.
 const BUDGETS: &str = include_str!("budgets.md");
 
-/// The title of a report's table of aims (`Verdict::table` of the benchmarks); its last column is the verdict.
-const TARGETS: &str = "Targets";
-
-/// The page about these reports. `missing` are benchmarks without one.
-pub(super) fn of(reports: &[Value], missing: &[&str]) -> String {
-    let machines = distinct(reports.iter().map(|report| format!("{}, {}", machine(report), day(report))));
-    let mut page = format!("# Benchmarks\n\n{}\n", wrapped(INTRODUCTION));
-    page.push_str(&wrapped(&format!("Measured on {}.", machines.join("; "))));
-    if !missing.is_empty() {
-        page.push_str(&wrapped(&format!("Not measured: {}.", missing.join(", "))));
-    }
-    page.push_str(&versions(reports));
-    page.push_str(&contents(reports));
-    page.push_str(&in_short(reports));
-    page.push_str(&format!("\n{BUDGETS}"));
-    page.push_str(&missed(reports));
-    for report in reports {
-        page.push_str(&section(report));
-    }
-    page
-}
-
-/// Whether the run was only to show that everything works.
-pub(super) fn is_quick(report: &Value) -> bool {
-    text(report, "command").split(' ').any(|word| word == super::QUICK)
-}
-
-/// The names of a report's charts' files; nothing that leads elsewhere.
-pub(super) fn chart_files(report: &Value) -> impl Iterator<Item = &str> {
-    list(report, "charts")
-        .iter()
-        .map(|chart| text(chart, "file"))
-        .filter(|file| !file.is_empty() && !file.contains('/'))
-}
-
-/// The page's first paragraph.
+/// The page's first paragraphs.
 const INTRODUCTION: &str = "\
-`cargo xtask bench all` measures everything and writes this page; `cargo xtask bench docs` writes it again from the \
-same results. Do not edit it. [Profile](profile.md) explains the remaining difference to a direct connection; \
-[decision 018](decisions/018-benchmarks.md) explains the method.";
+What a Kubernetes Service costs with cproxy, beside kube-proxy in its modes and beside `direct`, a connection to the \
+pod's own address. In each round every participant has its turn. A ratio is the median of the ratios within the \
+rounds; lines and bars have the 95 % interval of the median where it is wide enough to see. \
+[Decision 018](decisions/018-benchmarks.md) explains the method, [profile](profile.md) the remaining difference to a \
+direct connection.
 
-/// How to read the tables of all benchmarks; notes that belong to one benchmark are in its report.
+Each benchmark has a question, a chart, the figures that matter most, and the command that measures it again. Its \
+results have all tables, intervals, notes and versions; `cargo xtask docs` makes a page of them. The build is the one \
+that was measured. `cargo xtask bench docs` writes this page and its charts from the results: do not edit it.";
+
+/// How to read the tables of all benchmarks; notes that belong to one benchmark are in its results.
 const LEGEND: &str = "\
 `direct` connects to the pod's own address. `cproxy`, `iptables`, `nftables` and `ipvs` connect to a ClusterIP that \
 cproxy, or kube-proxy in that mode, serves. IPVS is in `guest` and `small-guest` alone, because the machine's own \
@@ -57,42 +36,129 @@ kernel lacks it. `direct, again` is a second direct connection in each round: it
 `cproxy, to the pod` and the like connect to the pod's own address while that proxy's rules or programs are in force: \
 they show what the proxy costs the pod's other traffic.
 
-In each round every participant has its turn. A ratio is the median of the ratios within the rounds, not the ratio of \
-the two medians. Brackets hold the 95 % interval of the median; with fewer than six rounds, the smallest and the \
-largest value.
+Brackets hold the 95 % interval of the median; with fewer than six rounds, the smallest and the largest value.
 
 While cproxy's programs are attached to any cgroup, the kernel uses the slower path through its hooks for every \
 socket, so the direct connection pays for that as well. Only `datapath` compares with a machine where nothing is \
-attached.
+attached.";
 
-In `policy`, the baseline is `no policy`: a pod with cproxy's programs for Services and nothing that enforces a \
-policy. The others differ from it by their policy alone.";
-
-/// One line of links to the benchmarks.
-fn contents(reports: &[Value]) -> String {
-    let links = reports.iter().map(|report| text(report, "benchmark")).map(|name| format!("[{name}](#{name})"));
-    let links = links.collect::<Vec<_>>().join(", ");
-    format!("\n{}", wrapped(&format!("[In short](#in-short), [budgets and aims](#budgets-and-aims), {links}.")))
+/// The page about these benchmarks, with the results of those that have any.
+pub(super) fn of(all: &[(Selection, Option<Value>)]) -> String {
+    let mut page = format!("# Benchmarks\n\n{}\n", paragraphs(INTRODUCTION));
+    for (benchmark, _) in all.iter().filter(|(_, report)| report.is_some()) {
+        let name = benchmark.name();
+        page.push_str(&wrapped_after("- ", &format!("[{name}](#{name}): {}", benchmark.view().question)));
+    }
+    page.push_str("- [Budgets and aims](#budgets-and-aims)\n");
+    for (benchmark, report) in all {
+        if let Some(report) = report {
+            page.push_str(&section(*benchmark, report));
+        }
+    }
+    page.push_str(&format!("\n{BUDGETS}"));
+    let missing: Vec<_> = all.iter().filter(|(_, report)| report.is_none()).map(|(benchmark, _)| *benchmark).collect();
+    if !missing.is_empty() {
+        page.push_str("\n## Without results\n\n");
+    }
+    for benchmark in missing {
+        let text = format!("{} `cargo xtask bench {}`", benchmark.view().question, benchmark.name());
+        page.push_str(&wrapped_after("- ", &text));
+    }
+    page
 }
 
-/// The tables that answer most questions.
-fn in_short(reports: &[Value]) -> String {
-    let tables = reports.iter().flat_map(|report| {
-        let benchmark = text(report, "benchmark");
-        list(report, "summary")
-            .iter()
-            .map(move |table| format!("{}\nMore: [{benchmark}](#{benchmark})\n", self::table(table)))
-    });
-    let legend = LEGEND.split("\n\n").map(wrapped).collect::<Vec<_>>().join("\n");
-    format!("\n## In short\n\n{legend}{}", tables.collect::<String>())
+/// The site's page with all tables, notes and versions.
+pub(super) fn details(reports: &[Value]) -> String {
+    let mut page = format!("# All tables of the benchmarks\n\n{}", paragraphs(LEGEND));
+    page.push_str(&missed(reports));
+    for report in reports {
+        let versions =
+            list(report, "versions").iter().map(|of| format!("{} `{}`", text(of, "name"), text(of, "version")));
+        let versions = versions.collect::<Vec<_>>().join(", ");
+        page.push_str(&format!(
+            "\n## {}\n\n`{}`\n\n{}, {}: {}.\n",
+            text(report, "benchmark"),
+            command(report),
+            machine(report),
+            day(report),
+            inline(&versions)
+        ));
+        for note in list(report, "notes").iter().filter_map(Value::as_str) {
+            page.push_str(&format!("\n{}", wrapped(&inline(note))));
+        }
+        for table in list(report, "tables") {
+            page.push_str(&self::table(table));
+        }
+    }
+    page
+}
+
+/// Names and texts of a benchmark's charts.
+pub(super) fn charts(benchmark: Selection, report: &Value) -> Vec<(String, String)> {
+    benchmark.view().charts.iter().map(|view| (chart_file(benchmark, view), chart(view, report).svg())).collect()
+}
+
+fn chart_file(benchmark: Selection, view: &ChartView) -> String {
+    format!("{}-{}.svg", benchmark.name(), view.name)
+}
+
+fn chart(view: &ChartView, report: &Value) -> Chart {
+    let Grid { rows, columns, at } = view.grid;
+    let cells = |column: &str| rows.iter().map(|row| results::estimate(report, &at(row, column))).collect();
+    Chart {
+        title: view.title.to_owned(),
+        quantity: view.quantity.to_owned(),
+        kind: view.kind,
+        rows: rows.iter().map(|row| (*row).to_owned()).collect(),
+        series: columns.iter().map(|column| ((*column).to_owned(), cells(column))).collect(),
+    }
+}
+
+/// Whether the run was only to show that everything works.
+pub(super) fn is_quick(report: &Value) -> bool {
+    text(report, "command").split(' ').any(|word| word == super::QUICK)
+}
+
+fn section(benchmark: Selection, report: &Value) -> String {
+    let (name, view) = (benchmark.name(), benchmark.view());
+    let mut section = format!("\n## {name}\n\n{}", wrapped(view.question));
+    for chart in view.charts {
+        let (title, file) = (format!("{}: {}", chart.title, chart.quantity), chart_file(benchmark, chart));
+        section.push_str(&format!("\n![{title}]({CHARTS}/{file})\n"));
+    }
+    if let Some(TableView { corner, grid: Grid { rows, columns, at } }) = view.table {
+        let columns: Vec<_> = columns.iter().map(|&column| column.to_owned()).collect();
+        section.push_str(&format!("\n{}|---|{}\n", line(corner, &columns), "---:|".repeat(columns.len())));
+        for row in rows {
+            let cells = columns.iter().map(|column| results::short(report, &at(row, column)));
+            section.push_str(&line(row, &cells.map(|cell| cell.unwrap_or_else(|| "-".to_owned())).collect::<Vec<_>>()));
+        }
+    }
+    if !view.note.is_empty() {
+        section.push_str(&format!("\n{}", wrapped(view.note)));
+    }
+    let mut facts = vec![text(report, "build").to_owned(), day(report).to_owned()];
+    let verdicts: Vec<_> = targets(report).filter_map(|row| list(row, "cells").last()?.as_str()).collect();
+    if !verdicts.is_empty() {
+        let met = verdicts.iter().filter(|verdict| verdict.starts_with("met")).count();
+        facts.push(format!("{met} of {} aims met", verdicts.len()));
+    }
+    facts.push(format!("[results]({CHARTS}/{name}.json)"));
+    facts.retain(|fact| !fact.is_empty());
+    section.push_str(&format!("\n{}", wrapped(&format!("`{}`: {}.", command(report), facts.join(", ")))));
+    section
+}
+
+/// Rows of the tables of aims.
+fn targets(report: &Value) -> impl Iterator<Item = &Value> {
+    let tables = list(report, "tables").iter().filter(|table| text(table, "title") == TARGETS);
+    tables.flat_map(|table| list(table, "rows"))
 }
 
 /// The aims of all benchmarks that were not met.
 fn missed(reports: &[Value]) -> String {
     let rows = reports.iter().flat_map(|report| {
-        let targets = list(report, "tables").iter().filter(|table| text(table, "title") == TARGETS);
-        let rows = targets.flat_map(|table| list(table, "rows"));
-        rows.filter_map(|row| {
+        targets(report).filter_map(|row| {
             let cells = cells(row, "cells");
             let is_missed = cells.last().is_some_and(|verdict| verdict.starts_with("missed"));
             let benchmark = text(report, "benchmark");
@@ -103,24 +169,7 @@ fn missed(reports: &[Value]) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    format!(
-        "\nAims of the benchmarks below that were missed:\n\n| aim | ratio | target | |\n|---|---:|---:|---|\n{rows}"
-    )
-}
-
-fn section(report: &Value) -> String {
-    let mut section = format!("\n## {}\n\n`{}`\n", text(report, "benchmark"), command(report));
-    for table in list(report, "tables") {
-        section.push_str(&self::table(table));
-    }
-    for chart in list(report, "charts") {
-        let (title, file) = (inline(text(chart, "title")), text(chart, "file"));
-        section.push_str(&format!("\n![{}]({CHARTS}/{file})\n", title.replace(['[', ']'], "")));
-    }
-    for note in list(report, "notes").iter().filter_map(Value::as_str) {
-        section.push_str(&format!("\n{}", wrapped(&inline(note))));
-    }
-    section
+    format!("\n## Missed aims\n\n| aim | ratio | target | |\n|---|---:|---:|---|\n{rows}")
 }
 
 /// The command that does it again: a benchmark that is one of several in its binary is named twice in what was run, and
@@ -160,21 +209,6 @@ fn line(name: &str, cells: &[String]) -> String {
     format!("| {name} |{cells}\n")
 }
 
-/// Each program with each version that was seen; where there are several, with the benchmarks that each was in.
-fn versions(reports: &[Value]) -> String {
-    let cells = |version: &Value| (inline(text(version, "name")), inline(text(version, "version")));
-    let all = distinct(reports.iter().flat_map(|report| list(report, "versions")).map(cells));
-    let row = |(name, version): &(String, String)| {
-        let is_only = all.iter().filter(|(other, _)| other == name).count() == 1;
-        let is_this = |other: &Value| cells(other) == (name.clone(), version.clone());
-        let used = reports.iter().filter(|report| list(report, "versions").iter().any(is_this));
-        let used = used.map(|report| inline(text(report, "benchmark"))).collect::<Vec<_>>().join(", ");
-        line(name, &[if is_only { version.clone() } else { format!("{version}: {used}") }])
-    };
-    let rows = all.iter().map(row).collect::<String>();
-    if rows.is_empty() { rows } else { format!("\n| program | version |\n|---|---|\n{rows}") }
-}
-
 fn machine(report: &Value) -> String {
     let machine = report.get("machine").unwrap_or(&Value::Null);
     let cpus = machine.get("cpus").and_then(Value::as_u64).unwrap_or_default();
@@ -186,39 +220,33 @@ fn day(report: &Value) -> &str {
     text(report, "date").split('T').next().unwrap_or_default()
 }
 
-/// In the order in which they first came.
-fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
-    all.fold(Vec::new(), |mut seen, one| {
-        if !seen.contains(&one) {
-            seen.push(one);
-        }
-        seen
-    })
-}
-
-fn text<'v>(value: &'v Value, name: &str) -> &'v str {
-    value.get(name).and_then(Value::as_str).unwrap_or_default()
-}
-
-fn list<'v>(value: &'v Value, name: &str) -> &'v [Value] {
-    value.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
-}
-
+/// Texts of cells. A line may break before an interval, but not in it.
 fn cells(value: &Value, name: &str) -> Vec<String> {
-    list(value, name).iter().map(|cell| inline(cell.as_str().unwrap_or_default())).collect()
+    let cell = |cell: &Value| inline(cell.as_str().unwrap_or_default()).replace(" .. ", "\u{a0}..\u{a0}");
+    list(value, name).iter().map(cell).collect()
+}
+
+fn paragraphs(text: &str) -> String {
+    text.split("\n\n").map(wrapped).collect::<Vec<_>>().join("\n")
 }
 
 /// A paragraph in lines of at most 120 characters, where words allow.
 fn wrapped(text: &str) -> String {
+    wrapped_after("", text)
+}
+
+/// The same as an item of a list.
+fn wrapped_after(bullet: &str, text: &str) -> String {
     const WIDTH: usize = 120;
+    let width = WIDTH - bullet.len();
     let mut lines = Vec::<String>::new();
     for word in text.split_whitespace() {
-        match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= WIDTH) {
+        match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= width) {
             Some(line) => line.extend([" ", word]),
             None => lines.push(word.to_owned()),
         }
     }
-    lines.join("\n") + "\n"
+    format!("{bullet}{}\n", lines.join(&format!("\n{}", " ".repeat(bullet.len()))))
 }
 
 /// As text within a line or a cell.
@@ -235,89 +263,87 @@ mod tests {
 
     fn report(benchmark: &str, command: &str) -> Value {
         json!({
-            "benchmark": benchmark, "command": command, "date": "2026-01-02T03:04:05Z",
+            "benchmark": benchmark, "build": "cproxy 1", "command": command, "date": "2026-01-02T03:04:05Z",
             "machine": {"processor": "P", "cpus": 2, "kernel": "6.1"},
-            "versions": [{"name": "cproxy", "version": "cproxy 1"}],
-            "tables": [{
-                "title": "Cost", "columns": ["a|b", "c"],
-                "rows": [{"name": "x < y", "cells": ["1", "2"]}, {"name": "  of it", "cells": []}],
-            }],
-            "charts": [{"title": "A [chart]", "file": format!("{benchmark}-cost.svg")}],
-            "summary": [{"title": format!("{benchmark}, ratio"), "columns": ["it"], "rows": []}],
+            "versions": [{"name": "cproxy", "version": "cproxy 1"}, {"name": "nginx", "version": "2"}],
+            "tables": [
+                {"title": "From an EndpointSlice's change on the API server to the first connect() that follows it, ms",
+                 "columns": ["p50", "p90"],
+                 "rows": [{"name": "since the change was sent", "cells": ["1.5 (1.2 .. 1.9)", "1234"]},
+                          {"name": "  x < y", "cells": ["1"]}]},
+                {"title": TARGETS, "columns": ["ratio", "target", ""], "rows": [
+                    {"name": "p50", "cells": ["1.0", "at most 1.02", "met"]},
+                    {"name": "p99", "cells": ["1.1", "at most 1.00", "missed, by less than the noise"]},
+                ]},
+            ],
             "notes": ["Compare\nwith care."],
         })
     }
 
-    #[test]
-    fn a_page_has_everything_in_its_order() {
-        let page = of(&[report("agent", "agent --starts 1"), report("wrk", "traffic wrk --seconds 5")], &["udp"]);
-        let parts = [
-            "# Benchmarks\n\n`cargo xtask bench all` measures",
-            "\n\nMeasured on P, 2 CPUs, Linux 6.1, 2026-01-02.\nNot measured: udp.\n\n| program | version \
-             |\n|---|---|\n\
-             | cproxy | cproxy 1 |\n\n[In short](#in-short), [budgets and aims](#budgets-and-aims), [agent](#agent), \
-             [wrk](#wrk).\n\
-             \n## In short\n\n`direct` connects",
-            "\n\n**agent, ratio**\n\n|  | it |\n|---|---:|\n\nMore: [agent](#agent)\n\n**wrk, ratio**\n\n|  | it \
-             |\n|---|---:|\n\nMore: [wrk](#wrk)\n\n## Budgets and aims\n",
-            "\n\n## agent\n\n\
-             `cargo xtask bench agent --starts 1`\n\n**Cost**\n\n|  | a\\|b | c |\n|---|---:|---:|\n\
-             | x &lt; y | 1 | 2 |\n| &emsp;of it |  |  |\n\n![A chart](benchmarks/agent-cost.svg)\n\nCompare with \
-             care.\n\n\
-             ## wrk\n\n`cargo xtask bench wrk --seconds 5`\n",
-        ];
-        let mut rest = page.as_str();
+    fn in_order(page: &str, parts: &[&str]) {
+        let mut rest = page;
         for part in parts {
             rest = rest.split_once(part).unwrap_or_else(|| panic!("no {part:?} in its place:\n{page}")).1;
         }
-        assert!(!page.contains("were missed"), "{page}");
     }
 
     #[test]
-    fn missed_aims_are_listed_before_the_benchmarks() {
-        let mut report = report("wrk", "traffic wrk");
-        report["tables"][0] = json!({"title": TARGETS, "columns": ["ratio", "target", ""], "rows": [
-            {"name": "p50", "cells": ["1.0", "at most 1.02", "met"]},
-            {"name": "p99", "cells": ["1.1", "at most 1.00", "missed, by less than the noise"]},
-        ]});
-        let page = of(&[report], &[]);
-        let missed = "\n\n| aim | ratio | target | |\n|---|---:|---:|---|\n\
-                      | [wrk](#wrk): p99 | 1.1 | at most 1.00 | missed, by less than the noise |\n\n## wrk\n";
-        assert!(page.contains(missed), "{page}");
+    fn a_page_has_a_question_charts_a_table_and_a_command_for_each_benchmark() {
+        let all = [(Selection::Propagation, Some(report("propagation", "propagation"))), (Selection::Relay, None)];
+        let parts = [
+            "# Benchmarks\n\nWhat a Kubernetes Service costs",
+            "\n\n- [propagation](#propagation): How long does a changed",
+            "\n- [Budgets and aims](#budgets-and-aims)\n\n## propagation\n\nHow long does a changed",
+            "\n\n![From a changed EndpointSlice to connections that follow it: time (ms, lower is better)]\
+             (benchmarks/propagation-changes.svg)\n\n| ms | p50 | p90 | p99 | max |\n|---|---:|---:|---:|---:|\n\
+             | since the change was sent | 1.5 | 1,234 | - | - |\n",
+            "\n`cargo xtask bench propagation`: cproxy 1, 2026-01-02, 1 of 2 aims met,\n\
+             [results](benchmarks/propagation.json).\n\n## Budgets and aims\n",
+            "\n## Without results\n\n- What do thousands",
+            " `cargo xtask bench relay`\n",
+        ];
+        in_order(&of(&all).replace("met, [", "met,\n["), &parts);
+    }
+
+    #[test]
+    fn details_have_missed_aims_versions_notes_and_all_tables() {
+        let parts = [
+            "# All tables of the benchmarks\n\n`direct` connects",
+            "\n\n## Missed aims\n\n| aim | ratio | target | |\n|---|---:|---:|---|\n\
+             | [wrk](#wrk): p99 | 1.1 | at most 1.00 | missed, by less than the noise |\n\n\
+             ## wrk\n\n`cargo xtask bench wrk --seconds 5`\n\n\
+             P, 2 CPUs, Linux 6.1, 2026-01-02: cproxy `cproxy 1`, nginx `2`.\n\nCompare with care.\n\n**From an",
+            "\n\n|  | p50 | p90 |\n|---|---:|---:|\n\
+             | since the change was sent | 1.5 (1.2\u{a0}..\u{a0}1.9) | 1234 |\n\
+             | &emsp;x &lt; y | 1 |  |\n\n**Targets**\n",
+        ];
+        in_order(&details(&[report("wrk", "traffic wrk --seconds 5")]), &parts);
+    }
+
+    #[test]
+    fn tables_have_at_most_ten_rows_and_charts_fit() {
+        for benchmark in super::super::BENCHMARKS {
+            let view = benchmark.view();
+            assert!(view.table.is_none_or(|table| table.grid.rows.len() <= 10), "{}", benchmark.name());
+            for chart in view.charts {
+                assert!(chart.title.len() <= 58 && chart.quantity.len() <= 72, "{}", chart.title);
+            }
+        }
     }
 
     #[test]
     fn paragraphs_are_wrapped() {
         let text = "word ".repeat(60);
-        let lines = wrapped(&text);
+        let lines = wrapped_after("- ", &text);
         assert!(lines.lines().all(|line| line.len() <= 120) && lines.lines().count() == 3, "{lines}");
-        assert_eq!(lines.split_whitespace().count(), 60);
+        assert!(lines.lines().skip(1).all(|line| line.starts_with("  word")), "{lines}");
         assert!(BUDGETS.lines().all(|line| line.len() <= 120 || line.starts_with('|')), "{BUDGETS}");
     }
 
     #[test]
-    fn other_machines_and_versions_are_named_too() {
-        let mut other = report("wrk", "traffic wrk");
-        other["machine"]["cpus"] = json!(4);
-        other["versions"] = json!([{"name": "wrk", "version": "4"}, {"name": "cproxy", "version": "cproxy 1"}]);
-        let page = of(&[report("agent", "agent"), other], &[]);
-        assert!(page.contains("P, 2 CPUs, Linux 6.1, 2026-01-02; P, 4 CPUs, Linux 6.1, 2026-01-02.\n\n"), "{page}");
-        assert!(page.contains("| cproxy | cproxy 1 |\n| wrk | 4 |\n\n"), "{page}");
-        assert!(page.contains("`cargo xtask bench wrk`\n") && !page.contains("Not measured"), "{page}");
-    }
-
-    #[test]
-    fn a_benchmark_of_another_build_is_told_apart() {
-        let mut other = report("wrk", "traffic wrk");
-        other["versions"] = json!([{"name": "cproxy", "version": "cproxy 2"}]);
-        let page = of(&[report("agent", "agent"), other], &[]);
-        assert!(page.contains("| cproxy | cproxy 1: agent |\n| cproxy | cproxy 2: wrk |\n\n"), "{page}");
-    }
-
-    #[test]
-    fn a_report_that_lacks_everything_is_a_heading() {
-        assert!(of(&[json!({"benchmark": "x"})], &[]).ends_with("\n## x\n\n`cargo xtask bench x`\n"));
-        assert!(of(&[Value::Null], &[]).starts_with("# Benchmarks"));
+    fn results_that_lack_everything_give_a_section() {
+        assert!(section(Selection::Wrk, &Value::Null).starts_with("\n## wrk\n\nHow many"));
+        assert!(details(&[Value::Null]).starts_with("# All tables"));
     }
 
     #[test]
@@ -330,11 +356,5 @@ mod tests {
     #[test]
     fn quick_runs_are_known_by_their_command() {
         assert!(is_quick(&report("agent", "agent --quick")) && !is_quick(&report("agent", "agent --quicker")));
-    }
-
-    #[test]
-    fn charts_are_files_of_the_results() {
-        let report = json!({"charts": [{"file": "a.svg"}, {"file": "../b.svg"}, {}]});
-        assert_eq!(chart_files(&report).collect::<Vec<_>>(), ["a.svg"]);
     }
 }

@@ -51,9 +51,14 @@ const SECTIONS: [(&str, &[&str]); 7] = [
     ),
     ("Generated reference", &["reference"]),
     ("Understand", &["docs/semantics.md", "docs/kernels.md", "docs/glossary.md", "ARCHITECTURE.md"]),
-    ("Measurements", &["docs/benchmarks.md", "docs/profile.md"]),
+    ("Measurements", &["docs/benchmarks.md", BENCHMARKS, "docs/profile.md"]),
     ("Decisions", &["docs/decisions"]),
 ];
+
+/// The generated page with all tables of the benchmarks, and the directory of their results, whose files are links to
+/// its sections.
+pub(super) const BENCHMARKS: &str = "docs/benchmark-tables.md";
+const RESULTS: &str = "docs/benchmarks";
 
 /// Section of all other pages.
 const OTHERS: &str = "Change";
@@ -181,6 +186,10 @@ impl Pages {
             return target.to_owned();
         }
         let path = normalized(&name.with_file_name(file));
+        if path.parent() == Some(Path::new(RESULTS)) && path.extension().is_some_and(|extension| extension == "json") {
+            let benchmark = path.file_stem().unwrap_or_default().to_string_lossy();
+            return format!("{}#{benchmark}", relative(&in_site(name), Path::new(BENCHMARKS)));
+        }
         let full = self.root.join(&path);
         let page = if full.is_dir() {
             if !full.join(README).exists() {
@@ -313,6 +322,17 @@ mod tests {
             assert_eq!(summary.matches(&format!("]({})\n", page.display())).count(), 1, "{}", page.display());
         }
         assert!(summary.contains("- [Reference](docs/reference.md)") && summary.contains("\n# Decisions\n"));
+    }
+
+    #[test]
+    fn results_of_benchmarks_are_links_to_their_tables() {
+        let mut pages = Pages::collect(&crate::paths::workspace(), &Publisher::default()).unwrap();
+        let link = |pages: &mut Pages, from: &str, to: &str| pages.link(Path::new(from), to);
+        assert_eq!(link(&mut pages, "docs/benchmarks.md", "benchmarks/wrk.json"), "benchmark-tables.md#wrk");
+        assert_eq!(
+            link(&mut pages, "README.md", "docs/benchmarks/wrk-throughput.svg"),
+            "docs/benchmarks/wrk-throughput.svg"
+        );
     }
 
     #[test]
