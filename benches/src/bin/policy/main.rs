@@ -155,9 +155,6 @@ fn calls(report: &mut Report, arguments: &Arguments, peers: [u32; 3]) -> Result<
     report.tables.push(rounds.table("TCP connections to the pod", &[4, 5]));
     report.tables.push(rounds.table("Datagrams and streams", &[2, 8, 6, 3]));
     report.tables.extend([denials, tags, runs]);
-    let title = |what: &str| format!("Median time of {what}, by the number of peers of the policy");
-    report.charts.push(rounds.chart("connect", &title("connect()"), CONNECT));
-    report.charts.push(rounds.chart("accept", &title("connect() to the pod"), ACCEPT));
     verdicts.extend(rounds.verdicts());
     report.add_samples("calls", rounds.json());
     report.notes.push(format!(

@@ -3,7 +3,6 @@
 use anyhow::{Context as _, Result};
 use cproxy_benches::{
     paired::{Estimate, turns},
-    plot::{Axis, Chart, Point, Series},
     report::{Table, Target, Verdict},
 };
 use cproxy_tests::sandbox::Sandbox;
@@ -11,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     calls::{self, METRICS},
-    engine::{Engine, Subject},
+    engine::Subject,
     place::{Servers, Stand},
 };
 
@@ -97,26 +96,6 @@ impl Rounds {
             })
         });
         verdicts.collect()
-    }
-
-    /// A metric's ratios over the number of peers.
-    pub(crate) fn chart(&self, name: &str, title: &str, metric: usize) -> Chart {
-        const ENGINES: [Engine; 6] =
-            [Engine::Cproxy, Engine::CproxyRanges, Engine::Nftables, Engine::Ipset, Engine::Iptables, Engine::Queue];
-        let series = ENGINES.map(|engine| {
-            let measured = self.0.iter().filter(|measured| measured.subject.engine == engine);
-            let point = |measured: &Measured| {
-                Some(Point { x: f64::from(measured.subject.peers), y: self.ratio(measured, metric)? })
-            };
-            Series { name: engine.name().to_owned(), points: measured.filter_map(point).collect() }
-        });
-        Chart {
-            name: name.to_owned(),
-            title: title.to_owned(),
-            x: Axis::log("peers of the policy"),
-            y: Axis::log("ratio to a pod without a policy"),
-            series: series.into(),
-        }
     }
 
     /// The samples, for a file of results.
