@@ -7,7 +7,6 @@ pub mod kube_proxy;
 pub mod machine;
 pub mod node;
 pub mod paired;
-pub mod plot;
 pub mod pod;
 pub mod pods;
 pub mod report;

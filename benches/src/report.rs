@@ -19,7 +19,7 @@ pub use self::{
     figure::Figure,
     verdict::{Target, Verdict},
 };
-use crate::{machine::Machine, paired::Estimate, plot::Chart};
+use crate::{machine::Machine, paired::Estimate};
 
 /// Note in every report of a run with `--quick`.
 const QUICK: &str = "Run with --quick, which only shows that everything works: the figures mean little.";
@@ -35,8 +35,6 @@ pub struct Report {
     pub summary: Vec<Table>,
     /// Tables in the order in which they are shown.
     pub tables: Vec<Table>,
-    /// Charts, each written to a file beside that of the results.
-    pub charts: Vec<Chart>,
     /// Notes on the method and on limits of comparison, each a paragraph.
     pub notes: Vec<String>,
     /// Failed measurements, with their reasons.
@@ -65,16 +63,15 @@ impl Report {
             versions: Vec::new(),
             summary: Vec::new(),
             tables: Vec::new(),
-            charts: Vec::new(),
             notes: Vec::new(),
             failures: Vec::new(),
             samples: Value::Null,
         }
     }
 
-    /// Adds the first line of a program's version output, from stdout or stderr; `unknown` if there is none.
+    /// Adds the first line of a program's version output, from stdout or stderr, if there is one.
     pub fn add_version(&mut self, name: &str, program: impl AsRef<OsStr>, args: &[&str]) {
-        self.versions.push((name.to_owned(), version_of(program, args)));
+        self.versions.extend(version_of(program, args).map(|version| (name.to_owned(), version)));
     }
 
     /// Adds samples under a name, if all samples have one.
@@ -103,20 +100,12 @@ impl Report {
         println!("{}", self.foot(&Machine::this(), &command()));
     }
 
-    /// Writes to `output`, by default `<benchmark>.json` in the directory `bench` of cargo's output, and each chart to
-    /// `<benchmark>-<chart's name>.svg` beside it. Returns the path of the first.
+    /// Writes to `output`, by default `<benchmark>.json` in the directory `bench` of cargo's output. Returns its path.
     fn write(&self, output: Option<&Path>) -> Result<PathBuf> {
         let output = output.map_or_else(|| default_output(self.benchmark), Path::to_owned);
         let result = self.json(&Machine::this(), &format!("{:.0}", Timestamp::now()), &command());
         write_file(&output, &format!("{result:#}\n"))?;
-        for chart in &self.charts {
-            write_file(&output.with_file_name(self.file_of(chart)), &chart.svg()?)?;
-        }
         Ok(output)
-    }
-
-    fn file_of(&self, chart: &Chart) -> String {
-        format!("{}-{}.svg", self.benchmark, chart.name)
     }
 
     fn foot(&self, machine: &Machine, command: &str) -> String {
@@ -136,19 +125,11 @@ impl Report {
 
     fn json(&self, machine: &Machine, date: &str, command: &str) -> Value {
         let version = |(name, version): &(String, String)| json!({"name": name, "version": version});
-        let chart = |chart: &Chart| {
-            let mut json = chart.json();
-            if let Some(fields) = json.as_object_mut() {
-                fields.insert("file".to_owned(), self.file_of(chart).into());
-            }
-            json
-        };
         json!({
             "benchmark": self.benchmark, "date": date, "machine": machine.json(), "kernel": machine.kernel,
             "versions": self.versions.iter().map(version).collect::<Vec<_>>(), "command": command,
             "summary": self.summary.iter().map(Table::json).collect::<Vec<_>>(),
             "tables": self.tables.iter().map(Table::json).collect::<Vec<_>>(),
-            "charts": self.charts.iter().map(chart).collect::<Vec<_>>(),
             "notes": self.notes, "failures": self.failures, "samples": self.samples,
         })
     }
@@ -194,11 +175,11 @@ pub fn cell(samples: Vec<f64>) -> String {
     if count == 1 { format!("{:.digits$}", estimate.median) } else { format!("{estimate:.digits$}") }
 }
 
-/// First line of a program's version output, from stdout or stderr; `unknown` if there is none.
-fn version_of(program: impl AsRef<OsStr>, args: &[&str]) -> String {
+/// First line of a program's version output, from stdout or stderr.
+fn version_of(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output();
     let lines = output.map(|output| [output.stdout, output.stderr].map(|bytes| first_line(&bytes))).unwrap_or_default();
-    lines.into_iter().flatten().next().unwrap_or_else(|| "unknown".to_owned())
+    lines.into_iter().flatten().next()
 }
 
 /// Checks that the file of results can be written, before any work is done for it.
@@ -270,12 +251,8 @@ fn default_output(benchmark: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plot::{Axis, Point, Series};
 
     fn report() -> Report {
-        let axis = || Axis { label: "x".to_owned(), is_log: false };
-        let y = Estimate { median: 1.0, low: 1.0, high: 1.0 };
-        let series = vec![Series { name: "cproxy".to_owned(), points: vec![Point { x: 1.0, y }] }];
         let row = |name: &str, cells: [&str; 2]| (name.to_owned(), cells.map(str::to_owned).into());
         Report {
             versions: vec![("cproxy".to_owned(), "cproxy 1".to_owned()), ("wrk".to_owned(), "wrk 4".to_owned())],
@@ -284,7 +261,6 @@ mod tests {
                 columns: ["p50", "the longest"].map(str::to_owned).into(),
                 rows: vec![row("a", ["1.0", "2.0"]), row("longer", ["10.0", "é"])],
             }],
-            charts: vec![Chart { name: "cost".to_owned(), title: "Cost".to_owned(), x: axis(), y: axis(), series }],
             notes: vec!["Compare with care.".to_owned()],
             failures: vec!["ipvs: no such kernel".to_owned()],
             samples: json!([1, 2]),
@@ -328,7 +304,6 @@ mod tests {
     fn everything_is_in_the_result() {
         let json = report().json(&machine(), "2026-01-02T03:04:05Z", "agent");
         let text = |pointer| json.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        assert_eq!(text("/charts/0/file"), "agent-cost.svg");
         assert_eq!(text("/tables/0/rows/1/cells/0"), "10.0");
         assert_eq!((text("/kernel"), text("/machine/kernel")), ("6.1", "6.1"));
         assert_eq!((text("/versions/1/name"), text("/notes/0")), ("wrk", "Compare with care."));
@@ -336,14 +311,13 @@ mod tests {
     }
 
     #[test]
-    fn files_are_written_beside_each_other() {
+    fn results_are_written_even_if_something_failed() {
         let dir = env::temp_dir().join(format!("cproxy-benches-report-{}", std::process::id()));
         let output = dir.join("below/result.json");
         let error = report().finish(false, Some(&output)).unwrap_err();
         assert!(error.to_string().contains("no such kernel"), "{error}");
         let json: Value = serde_json::from_str(&fs::read_to_string(&output).unwrap()).unwrap();
         assert_eq!((&json["benchmark"], &json["failures"][0]), (&"agent".into(), &"ipvs: no such kernel".into()));
-        assert!(fs::read_to_string(dir.join("below/agent-cost.svg")).unwrap().starts_with("<svg"));
         fs::remove_dir_all(&dir).unwrap();
     }
 
@@ -363,10 +337,10 @@ mod tests {
 
     #[test]
     fn versions_come_from_either_output() {
-        assert_eq!(version_of("sh", &["-c", "echo; echo ' one '; echo two"]), "one");
-        assert_eq!(version_of("sh", &["-c", "echo one >&2; exit 1"]), "one");
-        assert_eq!(version_of("true", &[]), "unknown");
-        assert_eq!(version_of("/does/not/exist", &[]), "unknown");
+        assert_eq!(version_of("sh", &["-c", "echo; echo ' one '; echo two"]).as_deref(), Some("one"));
+        assert_eq!(version_of("sh", &["-c", "echo one >&2; exit 1"]).as_deref(), Some("one"));
+        assert_eq!(version_of("true", &[]), None);
+        assert_eq!(version_of("/does/not/exist", &[]), None);
     }
 
     #[test]

@@ -18,7 +18,6 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use cproxy_benches::{
-    plot::{Axis, Chart, Series},
     report::{Report, Table, check_output},
     summary::Summary,
 };
@@ -103,9 +102,6 @@ struct Clock {
     meaning: &'static str,
     of: fn(&Sample) -> f64,
 }
-
-/// Number of [`CLOCKS`], from the first, that are drawn; the others explain them.
-const DRAWN: usize = 3;
 
 const CLOCKS: [Clock; 5] = [
     Clock { name: "from_sending", meaning: "since the change was sent", of: |sample| sample.from_sending },
@@ -355,14 +351,6 @@ fn report(arguments: &Arguments, samples: &[Sample]) -> Result<Report> {
          watch or the API server's answer reported it."
             .to_owned(),
     );
-    let drawn = CLOCKS.iter().take(DRAWN);
-    report.charts.push(Chart {
-        name: "changes".to_owned(),
-        title: "From an EndpointSlice's change to the first connect() that follows it".to_owned(),
-        x: Axis::percent_of("changes"),
-        y: Axis::linear("ms"),
-        series: drawn.map(|clock| Series::distribution(clock.meaning, samples.iter().map(clock.of))).collect(),
-    });
     report.samples = json!({
         "unit": "ms", "changes": changes, "services": services, "endpoints_per_service": ENDPOINTS,
         "summary": summaries, "changes_ms": samples.iter().map(json_of).collect::<Vec<_>>(),

@@ -7,7 +7,6 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum};
 use cproxy_benches::{
     node,
-    plot::{Axis, Chart, Series},
     report::{Report, Table, check_output},
     start,
     summary::Summary,
@@ -85,22 +84,13 @@ fn main() -> Result<()> {
         report.add_version("cproxy-relay", relay_binary(), &["version"]);
     }
     let mut samples = Map::new();
-    let mut series = Vec::new();
     for &shape in &arguments.shapes {
         for (source, starts) in starts(shape, &arguments.sources, arguments.starts)? {
             let name = format!("{shape}, {}", source.title());
-            series.push(Series::distribution(name.clone(), times(&starts, READY)));
             report.tables.push(table(shape, source, &starts)?);
             samples.insert(name, starts.into());
         }
     }
-    report.charts.push(Chart {
-        name: "ready".to_owned(),
-        title: "From the agent's start to ready, Services x endpoints".to_owned(),
-        x: Axis::percent_of("starts"),
-        y: Axis::linear("ms"),
-        series,
-    });
     report.samples = samples.into();
     report.notes.push(format!(
         "{} starts of `cproxy run` from each source, one after the other and the sources in turn, each on a machine \

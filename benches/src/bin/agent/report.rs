@@ -1,18 +1,13 @@
-//! Tables, charts and every sample.
+//! Tables and every sample.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
-use clap::ValueEnum as _;
-use cproxy_benches::{
-    plot::{Axis, Chart, Point, Series},
-    report::{Figure, Report, Table},
-};
+use cproxy_benches::report::{Figure, Report, Table};
 use serde_json::{Map, Value, json};
 
 use crate::{
     Column,
     measure::{Burst, Found, Plan},
-    peer::Peer,
 };
 
 const FIGURES: [Figure<Found>; 17] = [
@@ -86,17 +81,10 @@ const FIGURES: [Figure<Found>; 17] = [
     Figure { name: "quiet_cpu_ms", meaning: "  CPU a minute, ms", of: |found| vec![ms(found.quiet.cpu)] },
 ];
 
-/// Figures with a chart over the number of Services: name of the figure and of the chart, title, unit.
-const CHARTS: [(&str, &str, &str, &str); 2] = [
-    ("start_to_ready_s", "start", "From start to ready", "s"),
-    ("resident_mib", "memory", "Resident memory after the first sync", "MiB"),
-];
-
 /// The report without versions.
 pub(crate) fn of(columns: &[Column], plan: &Plan) -> Report {
     Report {
         tables: columns.iter().map(table).collect(),
-        charts: charts(columns),
         notes: notes(columns, plan),
         failures: columns.iter().flat_map(|column| column.failures.clone()).collect(),
         samples: samples(columns, plan),
@@ -108,42 +96,6 @@ fn table(Column { shape, found, .. }: &Column) -> Table {
     let title =
         format!("{} Services with {} endpoints each, in {} slices", shape.services, shape.endpoints, shape.slices());
     Figure::table(&FIGURES, title, found, |found| found.peer.to_string())
-}
-
-/// Charts, if there is more than one number of Services.
-fn charts(columns: &[Column]) -> Vec<Chart> {
-    let sizes = columns.iter().map(|column| column.shape.services).collect::<BTreeSet<_>>();
-    if sizes.len() < 2 {
-        return Vec::new();
-    }
-    let charts = CHARTS.iter().filter_map(|&(figure, name, title, unit)| {
-        let figure = Figure::named(&FIGURES, figure)?;
-        Some(Chart {
-            name: name.to_owned(),
-            title: title.to_owned(),
-            x: Axis::log("Services"),
-            y: Axis::log(unit),
-            series: series(columns, figure),
-        })
-    });
-    charts.collect()
-}
-
-/// A line for each peer and number of endpoints.
-fn series(columns: &[Column], figure: &Figure<Found>) -> Vec<Series> {
-    let endpoints = columns.iter().map(|column| column.shape.endpoints).collect::<BTreeSet<_>>();
-    let line = |peer: Peer, endpoints: u32| {
-        let points = columns.iter().filter(|column| column.shape.endpoints == endpoints).filter_map(|column| {
-            let found = column.found.iter().find(|found| found.peer == peer)?;
-            Some(Point { x: f64::from(column.shape.services), y: figure.estimate(found)? })
-        });
-        Series { name: format!("{peer}, {endpoints} endpoints each"), points: points.collect() }
-    };
-    Peer::value_variants()
-        .iter()
-        .copied()
-        .flat_map(|peer| endpoints.iter().map(move |&endpoints| line(peer, endpoints)))
-        .collect()
 }
 
 fn notes(columns: &[Column], plan: &Plan) -> Vec<String> {

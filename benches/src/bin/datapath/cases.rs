@@ -109,7 +109,7 @@ const RELEASE: &str = "sock_release";
 
 const EMPTY: &str = "empty program";
 /// Name of the case for whole calls to the Service.
-pub(crate) const TO_SERVICE: &str = "to the ClusterIP";
+const TO_SERVICE: &str = "to the ClusterIP";
 
 /// All suites.
 pub(crate) const SUITES: [Suite; 9] = [

@@ -23,14 +23,13 @@ use clap::Parser;
 use cproxy_benches::{
     bpf::{Program, enable_statistics},
     paired::Estimate,
-    plot::{Axis, Chart, Series},
     report::{Report, Table, Target, Verdict, check_output},
 };
 use cproxy_tests::process::cproxy_binary;
 use serde_json::{Value, json};
 
 use crate::{
-    cases::{CALLS, Case, Meter, SUITES, Subject, Suite, TO_SERVICE},
+    cases::{CALLS, Case, Meter, SUITES, Subject, Suite},
     place::{Attached, HOOKS, Observation, Peers, Place, Programs},
 };
 
@@ -104,13 +103,6 @@ fn main() -> Result<ExitCode> {
     report.add_version("cproxy", cproxy_binary(), &["version"]);
     report.tables = columns.iter().map(|column| column.table(&programs)).collect::<Result<_>>()?;
     report.tables.push(Verdict::table(&verdicts));
-    report.charts.push(Chart {
-        name: "calls".to_owned(),
-        title: "Extra time of a call to the ClusterIP, over one to a pod with nothing attached".to_owned(),
-        x: Axis::percent_of("rounds"),
-        y: Axis::linear("% more"),
-        series: columns.iter().filter_map(Column::drawn).collect(),
-    });
     report.notes = notes(&arguments, rounds, others);
     report.samples = json!({
         "unit": "ns", "rounds": rounds, "calls_per_round": CALLS, "services": arguments.services,
@@ -223,15 +215,6 @@ impl Column<'_> {
 
     fn ratio(&self, row: &Row) -> Option<Estimate> {
         Estimate::of_ratios(&row.times_ns, &self.baseline()?.times_ns)
-    }
-
-    /// Extra time of whole calls to the ClusterIP, in percent, round by round. The most disturbed rounds are left out,
-    /// since one of them alone would set the scale of the axis.
-    fn drawn(&self) -> Option<Series> {
-        let to_service = self.rows.iter().find(|row| row.case.name == TO_SERVICE)?;
-        let rounds = to_service.times_ns.iter().zip(&self.baseline()?.times_ns);
-        let more = rounds.map(|(time_ns, baseline_ns)| (time_ns / baseline_ns - 1.0) * 100.0);
-        Some(Series::distribution(self.title(), more).without_ends())
     }
 
     /// Cost of creating a socket's state, and the two cases that show it.

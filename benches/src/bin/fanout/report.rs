@@ -1,10 +1,9 @@
-//! Tables, charts and every sample.
+//! Tables and every sample.
 
 use std::time::Duration;
 
 use cproxy_benches::{
     paired::Estimate,
-    plot::{Axis, Chart, Point, Series},
     report::{Figure, Report, Table, Verdict},
     summary::Summary,
 };
@@ -182,13 +181,6 @@ const BURST: [Figure<Burst>; 13] = [
     },
 ];
 
-/// Figures with a chart over the number of clients: name of the figure and of the chart, title, unit.
-const CHARTS: [(&str, &str, &str, &str); 3] = [
-    ("change_server_cpu_ms", "change-cpu", "The API server's CPU time for one change", "ms"),
-    ("last_follows_ms", "change-time", "From sending a change until all follow it", "ms"),
-    ("start_server_cpu_ms", "start-cpu", "The API server's CPU time for each client's start", "ms"),
-];
-
 /// The report without versions.
 pub(crate) fn of(found: &[Found], bursts: &[Burst], plan: &Plan) -> Report {
     let mut shapes = found.iter().map(|found| found.group.shape).collect::<Vec<_>>();
@@ -199,7 +191,6 @@ pub(crate) fn of(found: &[Found], bursts: &[Burst], plan: &Plan) -> Report {
     tables.extend((!verdicts.is_empty()).then(|| Verdict::table(&verdicts)));
     Report {
         tables,
-        charts: charts(found),
         notes: notes(found, plan),
         samples: samples(found, bursts, &verdicts, plan),
         ..Report::new("fanout")
@@ -218,36 +209,6 @@ fn burst_table(bursts: &[Burst]) -> Table {
         let Group { kind, shape, count, .. } = burst.group;
         format!("{count} {kind}, {} Services", shape.services)
     })
-}
-
-fn charts(found: &[Found]) -> Vec<Chart> {
-    let charts = CHARTS.iter().filter_map(|&(figure, name, title, unit)| {
-        let figure = Figure::named(&FIGURES, figure)?;
-        Some(Chart {
-            name: name.to_owned(),
-            title: title.to_owned(),
-            x: Axis::log("clients"),
-            y: Axis::log(unit),
-            series: series(figure, found),
-        })
-    });
-    charts.collect()
-}
-
-/// A line for each kind of clients with each shape.
-fn series(figure: &Figure<Found>, found: &[Found]) -> Vec<Series> {
-    let mut series = Vec::<Series>::new();
-    for found in found {
-        let Group { kind, shape, count, .. } = found.group;
-        let name = format!("{kind}, {} Services", shape.services);
-        let Some(y) = figure.estimate(found) else { continue };
-        let point = Point { x: f64::from(count), y };
-        match series.iter_mut().find(|series| series.name == name) {
-            Some(series) => series.points.push(point),
-            None => series.push(Series { name, points: vec![point] }),
-        }
-    }
-    series
 }
 
 fn notes(found: &[Found], plan: &Plan) -> Vec<String> {

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, mem::take};
 use anyhow::{Context as _, Result};
 use cproxy_benches::{
     arena::{Arena, Cluster, Peer, Subject},
-    plot::{Axis, Chart},
     report::Report,
 };
 use cproxy_tests::sandbox::Sandbox;
@@ -25,9 +24,6 @@ const METRICS: [Metric; 2] = [
     Metric { key: "most", meaning: "most loaded backend, divided by the mean", digits: 2, is_compared: false },
     Metric { key: "least", meaning: "least loaded backend, divided by the mean", digits: 2, is_compared: false },
 ];
-
-/// Index in [`METRICS`].
-const MOST: usize = 0;
 
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let rounds = plan.rounds(ROUNDS);
@@ -53,7 +49,6 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         }
     }
     for (services, measured) in all {
-        report.charts.extend(charts(&measured));
         add(&mut report, services, measured);
     }
     report.notes.push(format!(
@@ -82,22 +77,6 @@ pub(crate) fn add(report: &mut Report, services: u32, measured: Vec<Measured>) {
         let what = format!("{connections} connections to {} backends", subject.backends.len());
         contest::add(report, &what, &what.replace(' ', "_"), &[(services, measured)]);
     }
-}
-
-/// A chart for each number of connections.
-pub(crate) fn charts(measured: &[Measured]) -> Vec<Chart> {
-    let chart = |connections: u32| {
-        let of_this = kinds().zip(measured).filter(|((_, count), _)| *count == connections);
-        let all: Vec<_> = of_this.map(|((subject, _), measured)| (subject.backends.len() as u32, measured)).collect();
-        Chart {
-            name: format!("of-{connections}"),
-            title: format!("{connections} long-lived connections: the most loaded backend"),
-            x: Axis::linear("backends"),
-            y: Axis::linear("its connections, divided by the mean"),
-            series: contest::series(MOST, &all),
-        }
-    };
-    CONNECTIONS.map(chart).into()
 }
 
 fn kinds() -> impl Iterator<Item = (Subject, u32)> {

@@ -57,7 +57,6 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     }
     contest::add_verdicts(&mut report, &verdicts);
     report.summary.extend([P50, WHOLE].into_iter().filter_map(|metric| contest::summary("Connections", metric, &all)));
-    report.charts.push(contest::chart("p50", "Median time of connect(2) through a ClusterIP", P50, &all));
     report.notes.push(format!(
         "A round is {BATCH} connections of each participant, one after the other, each closed with a reset; {}. The \
          first connection of a round comes after all other turns, so its memory is cold. A veth pair joins the \

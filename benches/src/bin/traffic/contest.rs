@@ -7,7 +7,6 @@ use anyhow::Result;
 use cproxy_benches::{
     arena::{Arena, Peer, Stand, Subject},
     paired::{Estimate, turns},
-    plot::{Axis, Chart, Point, Series},
     report::{Report, Table, Target, Verdict},
 };
 use serde_json::{Map, Value, json};
@@ -302,52 +301,15 @@ pub(crate) fn summary(what: &str, metric: usize, all: &[(u32, Measured)]) -> Opt
     Some(Table { title, rows: all.iter().map(row).collect(), columns })
 }
 
-/// Adds all results as [`add`] does, and a metric's overview: a short table and a chart with this name and title.
+/// Adds all results as [`add`] does, and a metric's overview, a short table.
 pub(crate) fn add_with_overview(
     report: &mut Report,
     (what, key): (&str, &str),
-    (name, title): (&str, &str),
     metric: usize,
     all: &[(u32, Measured)],
 ) {
     add(report, what, key, all);
     report.summary.extend(summary(what, metric, all));
-    report.charts.push(chart(name, title, metric, all));
-}
-
-/// A chart of a metric's ratio to the direct connection's, over the number of Services.
-pub(crate) fn chart(name: &str, title: &str, metric: usize, all: &[(u32, Measured)]) -> Chart {
-    let series = compared(all).into_iter().map(|name| {
-        let point = |(services, measured): &(u32, Measured)| {
-            Some(Point { x: f64::from(*services), y: measured.ratio(&name, Peer::Direct, metric)? })
-        };
-        Series { points: all.iter().filter_map(point).collect(), name: name.clone() }
-    });
-    chart_of_ratios(name, title, series.collect())
-}
-
-/// A chart of ratios to the direct connection's, over the number of Services.
-pub(crate) fn chart_of_ratios(name: &str, title: &str, series: Vec<Series>) -> Chart {
-    Chart {
-        name: name.to_owned(),
-        title: format!("{title}, ratio to direct"),
-        x: Axis::log("Services"),
-        y: Axis::log("ratio to the direct connection"),
-        series,
-    }
-}
-
-/// Each participant's metric over the varied quantity.
-pub(crate) fn series(metric: usize, all: &[(u32, &Measured)]) -> Vec<Series> {
-    let Some((_, first)) = all.first() else { return Vec::new() };
-    let series = first.participants.iter().map(|(name, _)| {
-        let point = |(x, measured): &(u32, &Measured)| {
-            let samples = measured.samples(name, metric)?;
-            Some(Point { x: f64::from(*x), y: Estimate::of(samples.iter().copied())? })
-        };
-        Series { name: name.clone(), points: all.iter().filter_map(point).collect() }
-    });
-    series.collect()
 }
 
 /// Verdicts on cproxy's target for a metric beside another peer, for each of the given numbers of Services.

@@ -15,7 +15,6 @@ use cproxy_benches::{
     kube_proxy::KubeProxy,
     node,
     paired::Estimate,
-    plot::{Point, Series},
     report::{Report, Table},
 };
 use cproxy_tests::{
@@ -84,29 +83,6 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     report.summary.push(throughput_table(&throughput));
     report.summary.push(ratio_table(&throughput, "whole HTTP request, connect() included, p50", ("request", "p50_us")));
     report.summary.push(ratio_table(&throughput, "iperf3, TCP, bit/s", ("bulk", "gbit_per_second")));
-    let chart = |name: &str, title: &str, pointer| {
-        contest::chart_of_ratios(
-            name,
-            title,
-            PEERS.iter().skip(1).map(|&peer| ratios(&throughput, peer, pointer)).collect(),
-        )
-    };
-    report.charts.push(chart(
-        "throughput",
-        "Short HTTP connections per second, by instructions",
-        ("wrk", "requests_per_second"),
-    ));
-    report.charts.push(chart(
-        "request",
-        "Median of a whole short HTTP request, by instructions",
-        ("request", "p50_us"),
-    ));
-    report.charts.push(chart(
-        "bulk",
-        "Bits per second of one TCP stream, by instructions",
-        ("bulk", "gbit_per_second"),
-    ));
-    report.charts.push(chart("connect", "Median of connect(2), by instructions", ("connect", "p50_us")));
     report.notes.push(
         "One virtual machine holds all peers, each in a network namespace of its own, and the servers. Its processor \
          is emulated (QEMU, TCG, one CPU), and each executed instruction advances its clocks by a nanosecond (-icount \
@@ -327,27 +303,21 @@ pub(crate) fn merge(report: &mut Report, services: u32, result: &Value) -> Resul
     Ok(())
 }
 
-/// Ratio of a peer's metric to the direct connection's, over the number of Services.
-pub(crate) fn ratios(results: &[(u32, Value)], peer: Peer, (benchmark, metric): (&str, &str)) -> Series {
-    let samples = |result: &Value, services: u32, peer: Peer| {
+/// Ratio of a peer's metric to the direct connection's.
+fn ratio((services, result): &(u32, Value), peer: Peer, (benchmark, metric): (&str, &str)) -> Option<Estimate> {
+    let samples = |peer: Peer| {
         let samples = result.pointer(&format!("/samples/{benchmark}/{services}/{peer}/{metric}"))?;
         serde_json::from_value::<Vec<f64>>(samples.clone()).ok()
     };
-    let point = |(services, result): &(u32, Value)| {
-        let of = |peer| samples(result, *services, peer);
-        Some(Point { x: f64::from(*services), y: Estimate::of_ratios(&of(peer)?, &of(Peer::Direct)?)? })
-    };
-    Series { name: peer.to_string(), points: results.iter().filter_map(point).collect() }
+    Estimate::of_ratios(&samples(peer)?, &samples(Peer::Direct)?)
 }
 
 /// Ratios to the direct connection's figures, a line for each number of Services.
 fn ratio_table(results: &[(u32, Value)], what: &str, pointer: (&str, &str)) -> Table {
     let peers = || PEERS.into_iter().filter(|peer| *peer != Peer::Direct);
     let row = |result: &(u32, Value)| {
-        let cell = |peer| {
-            let series = ratios(std::slice::from_ref(result), peer, pointer);
-            series.points.first().map_or_else(|| "-".to_owned(), |point| format!("{:.2}", point.y.median))
-        };
+        let ratio = |peer| ratio(result, peer, pointer);
+        let cell = |peer| ratio(peer).map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}", ratio.median));
         (format!("{} Services", result.0), peers().map(cell).collect())
     };
     Table {

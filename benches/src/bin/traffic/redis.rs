@@ -58,11 +58,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         }
     }
     let title = ("redis-benchmark, connections that stay", "keep_alive");
-    let chart = ("stay", "redis, requests per second on connections that stay");
-    contest::add_with_overview(&mut report, title, chart, 0, &staying);
+    contest::add_with_overview(&mut report, title, 0, &staying);
     let title = ("redis-benchmark, a connection for each request", "short");
-    let chart = ("short", "redis, requests per second on short connections");
-    contest::add_with_overview(&mut report, title, chart, 0, &short);
+    contest::add_with_overview(&mut report, title, 0, &short);
     report.notes.push(format!(
         "redis-benchmark -t get -c {CLIENTS}, -n {all} with -k 1 and -n {few} with -k 0; {}. Its latencies, like those \
          of wrk, leave out connect().",

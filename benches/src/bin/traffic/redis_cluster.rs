@@ -51,11 +51,9 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         }
     }
     let title = ("redis-benchmark --cluster, connections that stay", "keep_alive");
-    let chart = ("stay", "redis cluster, requests per second on connections that stay");
-    contest::add_with_overview(&mut report, title, chart, 0, &staying);
+    contest::add_with_overview(&mut report, title, 0, &staying);
     let title = ("redis-benchmark --cluster, a connection for each request", "short");
-    let chart = ("short", "redis cluster, requests per second on short connections");
-    contest::add_with_overview(&mut report, title, chart, 0, &short);
+    contest::add_with_overview(&mut report, title, 0, &short);
     report.notes.push(format!(
         "Three shards without replicas, each with a Service; redis-benchmark --cluster -t get -c {}, -n {all} with -k \
          1 and -n {few} with -k 0, with a thread for each shard, which ends a run at a quarter of a second; {rounds}. \

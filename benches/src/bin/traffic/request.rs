@@ -39,8 +39,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         plan.at_each_and_many("request", servers::WEB, sizes, serve, |arena| Ok(measure(arena, plan.rounds(ROUNDS))))?;
     report.add_version("nginx", "nginx", &["-v"]);
     let title = ("one HTTP request after the other, each with its connection", "request");
-    let chart = ("p50", "Median time of a short HTTP request, connect() included");
-    contest::add_with_overview(&mut report, title, chart, P50, &all);
+    contest::add_with_overview(&mut report, title, P50, &all);
     if !plan.quick {
         let mut verdicts = contest::verdicts(&all, (P50, Peer::Direct), Target::AtMost(TARGET), |_| true);
         verdicts.extend(contest::flatness(&all, P50, TARGET));

@@ -63,10 +63,8 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
             }),
         );
     }
-    let chart = ("dns", "DNS queries per second through a ClusterIP");
-    contest::add_with_overview(&mut report, ("dnsperf, UDP", "dns"), chart, 0, &of_dns);
-    let chart = ("bulk", "Bits per second of one TCP stream through a ClusterIP");
-    contest::add_with_overview(&mut report, ("iperf3, one TCP stream", "bulk"), chart, 0, &of_bulk);
+    contest::add_with_overview(&mut report, ("dnsperf, UDP", "dns"), 0, &of_dns);
+    contest::add_with_overview(&mut report, ("iperf3, one TCP stream", "bulk"), 0, &of_bulk);
     report
         .notes
         .push(format!("dnsperf -c {CLIENTS} -q {OUTSTANDING} -l {seconds} to dnsmasq; iperf3 -t {seconds}; {rounds}."));

@@ -62,8 +62,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     report.add_version("wrk", "wrk", &["-v"]);
     report.add_version("nginx", "nginx", &["-v"]);
     let title = ("wrk, 2,000 connections, Connection: close", "wrk");
-    let chart = ("throughput", "Short HTTP connections per second through a ClusterIP");
-    contest::add_with_overview(&mut report, title, chart, THROUGHPUT, &all);
+    contest::add_with_overview(&mut report, title, THROUGHPUT, &all);
     let (throughput, p99) = ((THROUGHPUT, Peer::Direct), (P99, Peer::Direct));
     let mut verdicts = contest::verdicts(&all, throughput, Target::AtLeast(OF_DIRECT), |_| true);
     verdicts.extend(contest::verdict_of_all(&all, throughput, Target::AtLeast(OF_DIRECT)));
