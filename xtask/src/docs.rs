@@ -45,7 +45,29 @@ create-missing = false
 
 [output.html]
 no-section-label = true
+smart-punctuation = false
+additional-css = ["site.css"]
 "#;
+
+/// Where the settings expect the styles. They add to those of the renderer: room for tables, a shadow where there are
+/// further columns, and charts and tables for small screens.
+const STYLES: &str = "site.css";
+const CSS: &str = ":root { --content-max-width: 940px; }
+.table-wrapper {
+    scrollbar-width: thin;
+    background:
+        linear-gradient(to left, var(--bg) 50%, transparent) right / 50px 100% no-repeat local,
+        linear-gradient(to left, rgb(128 128 128 / 60%), transparent) right / 14px 100% no-repeat scroll;
+}
+.table-wrapper table { margin-inline: 0; font-size: 0.85em; font-variant-numeric: tabular-nums; }
+.table-wrapper th { padding: 3px 7px; vertical-align: bottom; }
+.table-wrapper td { padding: 3px 7px; vertical-align: top; }
+.content img { height: auto; }
+@media (max-width: 700px) {
+    .table-wrapper table { font-size: 0.8em; }
+    .table-wrapper th, .table-wrapper td { padding: 3px 6px; }
+}
+";
 
 /// Where the site goes.
 #[derive(Args)]
@@ -70,6 +92,7 @@ pub(crate) fn run(arguments: &DocsArguments) -> Result<()> {
     let mdbook = MDBOOK.ensure()?;
     let source = out.join("src");
     write(&out.join(SETTINGS), BOOK)?;
+    write(&out.join(STYLES), CSS)?;
     for directory in [&source, &out.join("site")] {
         fs::remove_dir_all(directory).ok();
     }

@@ -60,6 +60,9 @@ const SECTIONS: [(&str, &[&str]); 7] = [
 pub(super) const BENCHMARKS: &str = "docs/benchmark-tables.md";
 const RESULTS: &str = "docs/benchmarks";
 
+/// Longest cell with a figure that stays on one line, such as `12.5 MiB`.
+const SHORT_CELL: usize = 12;
+
 /// Section of all other pages.
 const OTHERS: &str = "Change";
 /// Section of directories that pages link to.
@@ -127,11 +130,15 @@ impl Pages {
     fn listing(&mut self, directory: &Path) -> Result<String> {
         let mut files = Vec::new();
         list(&self.root.join(directory), &mut files)?;
-        let mut text = format!("# {}\n\n", directory.display());
-        for file in files {
-            let name = file.strip_prefix(&self.root).unwrap_or(&file).to_owned();
+        let names = files.iter().map(|file| file.strip_prefix(&self.root).unwrap_or(file).to_owned());
+        let names: Vec<_> = names.collect();
+        let is_of_documents = names.iter().all(|name| self.texts.contains_key(&in_site(name)));
+        let heading = if is_of_documents { capitalized(directory) } else { directory.display().to_string() };
+        let mut text = format!("# {heading}\n\n");
+        for name in names {
             let target = relative(&directory.join(INDEX), &in_site(&name));
-            let inside = name.strip_prefix(directory).unwrap_or(&name).display();
+            let inside = name.strip_prefix(directory).unwrap_or(&name).display().to_string();
+            let inside = self.texts.get(&in_site(&name)).filter(|_| is_of_documents).map_or(inside, |text| title(text));
             text.push_str(&format!("- [{inside}]({target})\n"));
             // A document is a page, with converted links.
             if name.extension().is_none_or(|extension| extension != "md") {
@@ -156,6 +163,7 @@ impl Pages {
                     let is_first = anchors.insert(anchor.clone());
                     if is_first { format!("{line} {{#{anchor}}}") } else { line.to_owned() }
                 }
+                line if line.starts_with('|') => unbroken(&self.with_links(name, line)),
                 line => self.with_links(name, line),
             });
         }
@@ -256,6 +264,23 @@ fn title(text: &str) -> String {
     heading.split(" {#").next().unwrap_or(heading).to_owned()
 }
 
+/// The last part of a path, as a title.
+fn capitalized(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut letters = name.chars();
+    letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()
+}
+
+/// The row of a table, without breaks in cells of one figure.
+fn unbroken(row: &str) -> String {
+    let cell = |cell: &str| {
+        let text = cell.trim();
+        let is_short = text.chars().count() <= SHORT_CELL && text.starts_with(|first: char| first.is_ascii_digit());
+        if is_short { format!(" {} ", text.replace(' ', "\u{a0}")) } else { cell.to_owned() }
+    };
+    row.split('|').map(cell).collect::<Vec<_>>().join("|")
+}
+
 /// Path in the site: a README is the page of its directory.
 fn in_site(name: &Path) -> PathBuf {
     if name.file_name().is_some_and(|file| file == README) { name.with_file_name(INDEX) } else { name.to_owned() }
@@ -322,6 +347,26 @@ mod tests {
             assert_eq!(summary.matches(&format!("]({})\n", page.display())).count(), 1, "{}", page.display());
         }
         assert!(summary.contains("- [Reference](docs/reference.md)") && summary.contains("\n# Decisions\n"));
+    }
+
+    #[test]
+    fn chapters_have_titles_of_their_own() {
+        let mut pages = Pages::collect(&crate::paths::workspace()).unwrap();
+        for directory in std::mem::take(&mut pages.directories) {
+            let text = pages.listing(&directory).unwrap();
+            pages.texts.insert(directory.join(INDEX), text);
+        }
+        let mut titles: Vec<_> = pages.texts.values().map(|text| title(text)).collect();
+        titles.sort();
+        assert!(titles.windows(2).all(|pair| pair[0] != pair[1]), "{titles:?}");
+        assert!(titles.iter().all(|title| !title.starts_with("docs/")), "{titles:?}");
+    }
+
+    #[test]
+    fn figures_in_tables_are_not_broken() {
+        let row = "| resident memory at rest | 12.5 MiB | `a b` |";
+        assert_eq!(unbroken(row), "| resident memory at rest | 12.5\u{a0}MiB | `a b` |");
+        assert_eq!(unbroken("|---|---:|"), "|---|---:|");
     }
 
     #[test]
