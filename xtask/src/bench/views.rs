@@ -323,8 +323,7 @@ const REDIS: View = View {
 
 const REDIS_CLUSTER: View = View {
     question: "How many requests does a redis cluster of three shards answer in a second?",
-    note: "A noisy run: except with connections that stay and 5,000 Services, the intervals are wider than the \
-           differences.",
+    note: "Where intervals overlap, the run is too noisy to tell peers apart.",
     charts: &[ChartView {
         name: "throughput",
         title: "redis cluster: requests in a second through ClusterIPs",
@@ -403,7 +402,7 @@ fn rolling(case: &str, figure: &str, column: &str) -> [String; 3] {
 
 const UDP: View = View {
     question: "How many DNS queries in a second, and how fast is one TCP stream?",
-    note: "dnsperf is a noisy run: only the stream shows a difference.",
+    note: "Where intervals overlap, the run is too noisy to tell peers apart.",
     charts: &[ChartView {
         name: "throughput",
         title: "DNS queries and one TCP stream through a ClusterIP",
@@ -690,7 +689,7 @@ const FANOUT: View = View {
 
 const PODS: View = View {
     question: "What would it cost the API server if every agent watched all Pods?",
-    note: "Why agents get the peers of policies from a relay. The first watch includes work that all share.",
+    note: "This is why agents get the peers of policies from a relay. The first watch includes work that all share.",
     charts: &[ChartView {
         name: "events",
         title: "Watches of all Pods, at 100 changes a second",
