@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn chapters_have_titles_of_their_own() {
-        let mut pages = Pages::collect(&crate::paths::workspace()).unwrap();
+        let mut pages = Pages::collect(&crate::paths::workspace(), &Publisher::default()).unwrap();
         for directory in std::mem::take(&mut pages.directories) {
             let text = pages.listing(&directory).unwrap();
             pages.texts.insert(directory.join(INDEX), text);
