@@ -8,9 +8,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use rustix::net::{
-    AddressFamily, SocketFlags, SocketType,
-    sockopt::{self, Timeout},
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{
+        AddressFamily, SocketFlags, SocketType,
+        sockopt::{self, Timeout},
+    },
 };
 
 use crate::paired::Estimate;
@@ -66,11 +69,28 @@ pub fn connects(sockets: &[OwnedFd], server: SocketAddr) -> Result<(f64, f64)> {
 /// # Errors
 /// A call fails.
 pub fn accept(server: &TcpListener) -> Result<()> {
+    (0..CALLS).try_for_each(|_| accept_one(server))
+}
+
+/// Like [`accept`], of connections that their clients have reset. Where several processors send one's packets, its
+/// reset may overtake the end of its handshake: then it is gone.
+///
+/// # Errors
+/// A call fails.
+pub fn accept_reset(server: &TcpListener) -> Result<()> {
+    const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
     for _ in 0..CALLS {
-        let (stream, _) = server.accept().context("accepting a connection")?;
-        sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
+        if poll(&mut [PollFd::new(server, PollFlags::IN)], Some(&PATIENCE))? == 0 {
+            break;
+        }
+        accept_one(server)?;
     }
     Ok(())
+}
+
+fn accept_one(server: &TcpListener) -> Result<()> {
+    let (stream, _) = server.accept().context("accepting a connection")?;
+    Ok(sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?)
 }
 
 /// Time for each MiB of a stream to a server, in microseconds.

@@ -9,7 +9,9 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use cproxy_benches::{
-    calls::{CALL_TIMEOUT, CALLS, accept, connects, median, micros, new_sockets, socket, stream_to, timed},
+    calls::{
+        CALL_TIMEOUT, CALLS, accept, accept_reset, connects, median, micros, new_sockets, socket, stream_to, timed,
+    },
     pod::enter,
 };
 use cproxy_tests::sandbox::Sandbox;
@@ -70,7 +72,7 @@ pub(crate) fn all(sandbox: &Sandbox, stand: &Stand, outside: &Servers) -> Result
         client.set_read_timeout(Some(CALL_TIMEOUT)).context("setting a timeout")?;
         Ok((sockets, life, client))
     })??;
-    accept(&outside.tcp)?;
+    accept_reset(&outside.tcp)?;
     let (connect, connect_first) = connects(&sockets, server)?;
     accept(&outside.tcp)?;
     drop(sockets);

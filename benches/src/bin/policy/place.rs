@@ -9,10 +9,11 @@ use std::{
 use anyhow::{Context as _, Result};
 use cproxy_benches::pod::{Pod, enter};
 use cproxy_tests::{manifest, process::Daemon, sandbox::Sandbox};
+use rustix::net::sockopt::{self, Timeout};
 
 use crate::engine::{ALLOWED, DENIED, POD, PORT, Subject};
 
-/// Limit on waiting for a datagram or a stream's bytes, longer than any takes.
+/// Limit on waiting for a connection, a datagram or a stream's bytes, longer than any takes.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A TCP and a UDP socket that calls lead to.
@@ -34,6 +35,7 @@ impl Servers {
     fn start(address: IpAddr) -> Result<Self> {
         let address = SocketAddr::new(address, PORT);
         let tcp = TcpListener::bind(address).with_context(|| format!("listening on {address}"))?;
+        sockopt::set_socket_timeout(&tcp, Timeout::Recv, Some(TIMEOUT)).context("setting a timeout")?;
         let udp = UdpSocket::bind(address).with_context(|| format!("binding {address}"))?;
         udp.set_read_timeout(Some(TIMEOUT)).context("setting a timeout")?;
         Ok(Self { tcp, udp })
