@@ -9,9 +9,11 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"log"
 	"os"
+	"runtime/debug"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -49,7 +51,12 @@ type Sides struct {
 
 func main() {
 	queue := flag.Uint("queue", 0, "number of a queue of the kernel")
+	isVersion := flag.Bool("version", false, "print the version of kube-network-policies")
 	flag.Parse()
+	if *isVersion {
+		fmt.Println(version())
+		return
+	}
 	output := bufio.NewWriter(os.Stdout)
 	input, encoder := json.NewDecoder(bufio.NewReader(os.Stdin)), json.NewEncoder(output)
 	for {
@@ -70,6 +77,17 @@ func main() {
 			log.Fatal(err)
 		}
 	}
+}
+
+// version returns that of the module that this program was built with.
+func version() string {
+	info, _ := debug.ReadBuildInfo()
+	for _, module := range info.Deps {
+		if module.Path == "sigs.k8s.io/kube-network-policies" {
+			return module.Version
+		}
+	}
+	return "unknown"
 }
 
 func evaluate(ctx context.Context, cluster *Cluster) (*Verdicts, error) {

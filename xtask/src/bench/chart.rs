@@ -18,7 +18,9 @@ const TOP: f64 = 66.0;
 const BOTTOM: f64 = 56.0;
 /// Room for the ticks beside lines, and for the names at their ends.
 const LINES_LEFT: f64 = 56.0;
-const LINES_RIGHT: f64 = 108.0;
+const LINES_RIGHT: f64 = 124.0;
+/// Characters of a name that fit there in one line.
+const LABEL_CHARS_MAX: usize = 14;
 /// Room for the names beside bars, and for the values at their ends.
 const BARS_LEFT: f64 = 182.0;
 const BARS_RIGHT: f64 = 66.0;
@@ -30,7 +32,7 @@ const LINE: f64 = 17.0;
 const GAP: f64 = 3.0;
 
 /// Names with their colours for a light and a dark background.
-const COLOURS: [(&str, &str, &str); 9] = [
+const COLOURS: [(&str, &str, &str); 10] = [
     ("cproxy", "#0067a8", "#58b4f5"),
     ("kube-proxy, iptables", "#c04f00", "#ff9b5c"),
     ("kube-proxy, nftables", "#007a58", "#45cfa5"),
@@ -40,6 +42,7 @@ const COLOURS: [(&str, &str, &str); 9] = [
     ("nftables, set", "#7a5cc8", "#b9a5f5"),
     ("iptables, ipset", "#8a6a00", "#e3c04d"),
     ("iptables, rules", "#a1122a", "#ff8a94"),
+    ("kube-network-policies", "#3c6e1f", "#8fd16a"),
 ];
 
 const STYLE: &str = "\
@@ -194,14 +197,20 @@ impl Chart {
     }
 }
 
-/// Writes names at the ends of lines, in two lines where they have a comma, apart from each other.
+/// A name in one line or two: parted behind its comma, or its last hyphen if it is long.
+fn halves(name: &str) -> (&str, Option<&str>) {
+    let at = match name.find(", ") {
+        Some(comma) => Some(comma + 1),
+        None if name.len() > LABEL_CHARS_MAX => name.rfind('-').map(|hyphen| hyphen + 1),
+        None => None,
+    };
+    at.and_then(|at| name.split_at_checked(at)).map_or((name, None), |(one, other)| (one, Some(other.trim_start())))
+}
+
+/// Writes names at the ends of lines, apart from each other.
 fn write_labels(text: &mut String, mut labels: Vec<(f64, f64, &String, usize)>) {
     labels.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let halves = |name: &str| {
-        name.split_once(", ")
-            .map_or((name.to_owned(), None), |(one, other)| (format!("{one},"), Some(other.to_owned())))
-    };
-    let height = |name: &str| if name.contains(", ") { 2.0 * LINE } else { LINE };
+    let height = |name: &str| if halves(name).1.is_some() { 2.0 * LINE } else { LINE };
     let total: f64 = labels.iter().map(|(_, _, name, _)| height(name) + GAP).sum();
     let mut free = f64::NEG_INFINITY;
     let mut left = total;
@@ -211,9 +220,9 @@ fn write_labels(text: &mut String, mut labels: Vec<(f64, f64, &String, usize)>) 
         (free, left) = (top + height(name) + GAP, left - height(name) - GAP);
         let (first, second) = halves(name);
         let class = format!("f{colour}");
-        write_text(text, &class, (x, top + LINE - 4.0), "start", &first);
+        write_text(text, &class, (x, top + LINE - 4.0), "start", first);
         if let Some(second) = second {
-            write_text(text, &class, (x, top + 2.0 * LINE - 4.0), "start", &second);
+            write_text(text, &class, (x, top + 2.0 * LINE - 4.0), "start", second);
         }
     }
 }

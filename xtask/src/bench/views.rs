@@ -718,7 +718,8 @@ fn pods(row: &str, column: &str) -> [String; 3] {
 
 const POLICY: View = View {
     question: "What does a network policy cost the calls of a pod, beside the kernel's packet filters?",
-    note: "The baseline is a pod with cproxy's programs for Services and no policy.",
+    note: "The baseline is a pod with cproxy's programs for Services and no policy. kube-network-policies judges the \
+           first packet of each connection in a process.",
     charts: &[ChartView {
         name: "connect",
         title: "Time of connect() in a pod with a network policy",
@@ -726,7 +727,7 @@ const POLICY: View = View {
         kind: Kind::Lines("addresses in the policy"),
         grid: Grid {
             rows: &["10", "1,000", "10,000"],
-            columns: &["cproxy", "nftables, set", "iptables, ipset", "iptables, rules"],
+            columns: &["cproxy", "nftables, set", "iptables, ipset", "iptables, rules", "kube-network-policies"],
             at: |row, column| {
                 let subject = format!("{column}, {}", row.replace(',', ""));
                 ["TCP connections".into(), subject, "connect(), p50, us > ratio".into()]
@@ -745,6 +746,7 @@ const POLICY: View = View {
                 "iptables, ipset, 10000",
                 "iptables, rules, 10",
                 "iptables, rules, 10000",
+                "kube-network-policies, 10000",
             ],
             columns: &["connect()", "connect() to the pod", "datagram and answer", "stream"],
             at: |row, column| {

@@ -6,7 +6,7 @@ use std::{
     fmt::{self, Write as _},
     fs, io, iter,
     net::Ipv4Addr,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -169,12 +169,11 @@ impl Subject {
         });
         let name = format!("queue-{}", self.peers);
         let file = manifest::write_text(sandbox.dir(), &format!("{name}.json"), &objects.to_string());
-        let directory = env::var_os(ENGINES_VARIABLE).with_context(|| format!("{ENGINES_VARIABLE} is not set"))?;
         // The engine runs under the process ID of nsenter.
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", netns.path().display()));
         command.args(["sh", "-c", &format!("exec \"$0\" -queue {QUEUE} <\"$1\"")]);
-        command.arg(Path::new(&directory).join("policies")).arg(file);
+        command.arg(engines()?).arg(file);
         let mut queue = Daemon::spawn(sandbox, &name, Placement::Unhooked, command);
         queue.wait_until(START_TIMEOUT, "a queue of the kernel", |_| {
             let queues = netns.run(|| fs::read_to_string("/proc/thread-self/net/netfilter/nfnetlink_queue"));
@@ -184,6 +183,12 @@ impl Subject {
         });
         Ok(queue)
     }
+}
+
+/// The program with the engines of others.
+pub(crate) fn engines() -> Result<PathBuf> {
+    let directory = env::var_os(ENGINES_VARIABLE).with_context(|| format!("{ENGINES_VARIABLE} is not set"))?;
+    Ok(Path::new(&directory).join("policies"))
 }
 
 impl fmt::Display for Subject {

@@ -101,6 +101,7 @@ fn main() -> Result<()> {
         report.add_version("nft", "nft", &["--version"]);
         report.add_version("ipset", "ipset", &["--version"]);
         report.add_version("iptables", LEGACY_IPTABLES, &["iptables", "--version"]);
+        report.add_version("kube-network-policies", engine::engines()?, &["-version"]);
         verdicts.extend(calls(&mut report, &arguments, peers)?);
     }
     if arguments.only != Some(Part::Calls) {
