@@ -100,6 +100,8 @@ fn candidates(cli: &Command, words: &[&str], services: impl FnOnce() -> Vec<Stri
             flag = command.get_arguments().find(|argument| is_named(argument, word) && takes_value(argument));
         } else if let Some(inner) = command.find_subcommand(word) {
             (command, positionals) = (inner, 0);
+        } else if command.has_subcommands() {
+            return Vec::new();
         } else {
             positionals += 1;
         }
@@ -136,7 +138,8 @@ fn flags(command: &Command) -> Vec<Candidate> {
 
 /// Values of a flag or a positional argument, as far as they are known.
 fn values(argument: &Arg, services: impl FnOnce() -> Vec<String>) -> Vec<Candidate> {
-    let is_service = matches!(argument.get_id().as_str(), "service" | "for" | "wait_for" | "destination");
+    let is_service =
+        matches!(argument.get_long().unwrap_or(argument.get_id().as_str()), "service" | "for" | "destination");
     if is_service {
         return services().into_iter().map(|name| (printable(&name), String::new())).collect();
     }
