@@ -1,7 +1,7 @@
 //! `cproxy completion`: a script for a shell, which asks `cproxy complete` for candidates. So they fit the program that
 //! is there, and Services have their names.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::Path};
 
 use clap::{Arg, Args, Command, ValueEnum};
 use cproxy_core::printable;
@@ -74,8 +74,10 @@ pub(super) struct CompleteOptions {
 pub(super) fn complete(options: &CompleteOptions, cli: &Command) -> anyhow::Result<()> {
     let words: Vec<_> = options.words.iter().map(|word| word.to_string_lossy()).collect();
     let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
-    let services = || match fetch_services(&options.run.run_dir, RESPONSE_TIMEOUT) {
-        Ok(rows) => rows.into_iter().filter_map(|row| row.service).collect(),
+    let run_dir = run_dir_of(&words).unwrap_or(&options.run.run_dir);
+    let services = || match fetch_services(run_dir, RESPONSE_TIMEOUT) {
+        // The agent's canary is no Service of its source: its name begins with a tilde.
+        Ok(rows) => rows.into_iter().filter_map(|row| row.service).filter(|name| !name.starts_with('~')).collect(),
         Err(_) => Vec::new(),
     };
     let mut candidates = candidates(cli, &words, services);
@@ -84,16 +86,29 @@ pub(super) fn complete(options: &CompleteOptions, cli: &Command) -> anyhow::Resu
     print(&candidates.iter().map(|(value, meaning)| format!("{value}\t{meaning}\n")).collect::<String>())
 }
 
+/// The agent's directory that the line names, which is another one than the environment's.
+fn run_dir_of<'w>(words: &[&'w str]) -> Option<&'w Path> {
+    const FLAG: &str = "--run-dir";
+    let named = |pair: &[&'w str]| match pair {
+        [flag, value] if *flag == FLAG && *value != "=" => Some(*value),
+        [word, ..] => word.strip_prefix(FLAG)?.strip_prefix('='),
+        [] => None,
+    };
+    words.windows(2).find_map(named).map(Path::new)
+}
+
 /// Candidate for a word, and what it means.
 type Candidate = (String, String);
 
-/// Candidates for the last word.
+/// Candidates for the last word. bash parts a word at `=`; other shells do not.
 fn candidates(cli: &Command, words: &[&str], services: impl FnOnce() -> Vec<String>) -> Vec<Candidate> {
-    let Some((last, before)) = words.split_last() else { return Vec::new() };
+    let Some((&last, before)) = words.split_last() else { return Vec::new() };
     // The flag whose value comes next, and the number of values without one.
     let (mut command, mut flag, mut positionals) = (cli, None, 0);
     for word in before {
-        if flag.take().is_some() {
+        if flag.is_some() {
+            // Its value is this word, or the one behind `=`.
+            flag = flag.filter(|_| *word == "=");
             continue;
         }
         if word.starts_with('-') {
@@ -106,8 +121,16 @@ fn candidates(cli: &Command, words: &[&str], services: impl FnOnce() -> Vec<Stri
             positionals += 1;
         }
     }
+    let (lead, last) = match last.split_once('=') {
+        Some((name, value)) if flag.is_none() => {
+            flag = command.get_arguments().find(|argument| is_named(argument, name) && takes_value(argument));
+            (format!("{name}="), value)
+        }
+        _ => (String::new(), if last == "=" { "" } else { last }),
+    };
     let all = match flag {
         Some(flag) => values(flag, services),
+        None if !lead.is_empty() => Vec::new(),
         None if last.starts_with('-') => flags(command),
         None => {
             let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
@@ -116,7 +139,8 @@ fn candidates(cli: &Command, words: &[&str], services: impl FnOnce() -> Vec<Stri
             commands.chain(positional.map(|argument| values(argument, services)).unwrap_or_default()).collect()
         }
     };
-    all.into_iter().filter(|(value, _)| value.starts_with(*last)).collect()
+    let fitting = all.into_iter().filter(|(value, _)| value.starts_with(last));
+    fitting.map(|(value, meaning)| (format!("{lead}{value}"), meaning)).collect()
 }
 
 /// Whether a word is this flag.
@@ -170,6 +194,12 @@ mod tests {
         assert_eq!(found("get services --wa"), ["--watch"]);
         assert_eq!(found("get -o y"), ["yaml"]);
         assert_eq!(found("get services --output j"), ["json"]);
+        assert_eq!(found("get services --output=j"), ["--output=json"]);
+        assert_eq!(found("get services --output = j"), ["json"]);
+        assert_eq!(found("get services --output =").len(), 5);
+        assert_eq!(found("explain --output = json sh"), ["shop/db"]);
+        assert_eq!(found("explain --output=json sh"), ["shop/db"]);
+        assert_eq!(found("get --watch=y"), [""; 0]);
         assert_eq!(found("get services --service sh"), ["shop/db"]);
         assert_eq!(found("explain d"), ["default/web"]);
         assert_eq!(found("wait --for "), ["default/web", "shop/db"]);
@@ -178,6 +208,13 @@ mod tests {
         assert_eq!(found("get services "), [""; 0]);
         assert_eq!(found("nonsense --x "), [""; 0]);
         assert_eq!(found("ins"), [""; 0], "what the agent runs itself");
+    }
+
+    #[test]
+    fn the_directory_of_the_line_counts() {
+        assert_eq!(run_dir_of(&["get", "--run-dir", "/a", "x"]), Some(Path::new("/a")));
+        assert_eq!(run_dir_of(&["get", "--run-dir=/a", "x"]), Some(Path::new("/a")));
+        assert_eq!(run_dir_of(&["get", "x"]), None);
     }
 
     #[test]

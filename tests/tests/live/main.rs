@@ -6,7 +6,6 @@ mod bad_server;
 mod cgroups;
 mod check;
 mod claims;
-mod completion;
 mod connects;
 mod frontends;
 mod get;

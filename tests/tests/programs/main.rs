@@ -14,6 +14,7 @@ mod build;
 mod fixture;
 
 mod clients;
+mod completion;
 mod flows;
 mod kernel_sockets;
 mod redis;

@@ -36,16 +36,18 @@ static COMMANDS: [Provided; 16] = [
 /// Commands of kube-proxy, which tests and benchmarks run beside the agent.
 static CLUSTER: [Provided; 2] = [("iptables", &["iptables"]), ("nft", &["nftables"])];
 
-/// Programs that tests run through ClusterIPs, and those that read metrics.
-static PROGRAMS: [Provided; 8] = [
+/// Programs that tests run through ClusterIPs, those that read metrics, and shells with completions.
+static PROGRAMS: [Provided; 10] = [
     ("busybox", &["busybox-static"]),
     ("dig", &["bind9-dnsutils"]),
+    ("fish", &["fish"]),
     ("javac", &["default-jdk-headless"]),
     ("musl-gcc", &["musl-tools"]),
     ("node", &["nodejs"]),
     ("prometheus", &["prometheus"]),
     ("promtool", &["prometheus"]),
     ("redis-cli", &["redis-tools"]),
+    ("zsh", &["zsh"]),
 ];
 
 /// Clients, servers and peers of benchmarks.
