@@ -5,10 +5,11 @@ mod terminal;
 
 use std::{
     fmt::Display,
-    io::{BufWriter, Write as _},
+    io::{BufWriter, Write as _, stdout},
 };
 
 use cproxy_daemon::{without_os_codes, write_stderr, write_stdout};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub(super) use self::terminal::{layout, screen};
 use super::options::Format;
@@ -22,6 +23,14 @@ pub(super) fn print_error(error: &dyn Display) {
 /// Prints text that may be long; a reader that has had enough is no error.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     print_or_end(text).map(drop)
+}
+
+/// Whether a pipe on stdout still has a reader. What is no pipe has one.
+pub(super) fn has_reader() -> bool {
+    let stdout = stdout();
+    let mut pipe = [PollFd::new(&stdout, PollFlags::empty())];
+    let polled = poll(&mut pipe, Some(&Timespec::default()));
+    polled.is_err() || pipe.iter().all(|pipe| !pipe.revents().contains(PollFlags::ERR))
 }
 
 /// Prints text that may be long. Returns false if its reader has had enough.

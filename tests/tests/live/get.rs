@@ -6,6 +6,7 @@
 use std::{
     fmt::Display,
     fs,
+    io::Read as _,
     net::{SocketAddr, TcpStream, UdpSocket},
     os::{fd::OwnedFd, unix::fs::MetadataExt},
     process::{Child, Command, Stdio},
@@ -532,4 +533,19 @@ fn a_watch_of_counters_prints_those_that_change_with_their_rates() {
     let is_new = |line: &&str| line.starts_with("forwarded ") && *line != first;
     eventually(SYNC, "a line with the rate", || table.log().lines().find(is_new).map(drop).ok_or("none yet"));
     assert!(get(&world.sandbox, "counters --watch -o yaml").code == 2);
+}
+
+#[test]
+fn a_watch_ends_with_its_reader_also_while_nothing_changes() {
+    let mut world = World::start([1]);
+    world.agent.stop();
+    for words in ["counters --watch", "services --watch -o json", "backends --watch"] {
+        let mut command =
+            cproxy_command(&world.sandbox, &["get"].into_iter().chain(words.split(' ')).collect::<Vec<_>>());
+        let mut child = world.sandbox.place(command.stdout(Stdio::piped()), Placement::Unhooked).spawn().unwrap();
+        let mut first = [0];
+        child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+        let ended = || child.try_wait().unwrap().ok_or("it goes on");
+        assert!(eventually(SYNC, words, ended).success(), "{words}");
+    }
 }

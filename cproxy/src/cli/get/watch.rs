@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{GetFormat, GetOptions};
 use crate::{
-    cli::output::{layout, print_or_end},
+    cli::output::{has_reader, layout, print_or_end},
     report::{Cell, Column, Fitted, Layout, TableRow},
 };
 
@@ -55,7 +55,7 @@ where
     let mut known = BTreeMap::new();
     let mut last = None;
     let mut printer = Printer { format: options.output, fitted: None };
-    loop {
+    while has_reader() {
         pins.check_installed()?;
         // A change after the digest gives another digest in the next round.
         let digest = KernelReader::digest(pins)?;
@@ -68,6 +68,7 @@ where
         }
         thread::sleep(INTERVAL);
     }
+    Ok(())
 }
 
 /// Counter or gauge that has changed, with its rate since the look before.
@@ -91,7 +92,7 @@ pub(super) fn watch_counters(
     let header = format!("{:width$} {:>15} {:>12}\n", "COUNTER", "VALUE", "PER SECOND");
     let mut text = if options.output == GetFormat::Json { String::new() } else { header };
     text.push_str(&rate_lines(options.output, width, &all)?);
-    while print_or_end(&text)? {
+    while has_reader() && print_or_end(&text)? {
         thread::sleep(INTERVAL);
         pins.check_installed()?;
         let (now, counters) = (Instant::now(), read()?);
