@@ -538,6 +538,14 @@ fn operators_see_the_rules_and_why_a_call_is_denied() {
     let of_service = explain(&["--from", &CLIENT.v4.to_string(), "10.96.0.11:80"]);
     assert!(of_service.code == 4 && of_service.stdout.is_empty(), "{of_service:?}");
     assert!(of_service.stderr.contains("10.96.0.11 is no address of this pod"), "{of_service:?}");
+    for (to, reason) in [
+        ("127.0.0.1:8080".to_owned(), "127.0.0.1 is no address that a peer can call"),
+        ("0.0.0.0:8080".to_owned(), "0.0.0.0 is no address that a peer can call"),
+        (format!("[{}]:{TCP}", WEB.v6), "is of another family than the peer's"),
+    ] {
+        let impossible = explain(&["--from", &CLIENT.v4.to_string(), &to]);
+        assert!(impossible.code == 4 && impossible.stderr.contains(reason), "{impossible:?}");
+    }
     // Denials name the reason while an agent runs; verdicts come from the kernel also without one.
     assert_eq!(kind(connects(OTHER.v4, TCP)), DENIED);
     assert_eq!(get(&["get", "denials", "-o", "json"]).json()[0]["reason"], why);

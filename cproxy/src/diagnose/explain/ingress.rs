@@ -21,6 +21,9 @@ use crate::{
 /// The policy in the kernel cannot be read, or the address is not the pod's.
 pub fn ingress(from: IpAddr, to: Frontend, pins: &PinDir, run_dir: &Path) -> Option<Result<PolicyAnswer, String>> {
     let reader = PolicyReader::new(PolicyPins::new(pins))?;
+    if let Some(breach) = breach(from, to.address.into()) {
+        return Some(Err(breach));
+    }
     let state = match reader.state() {
         Ok(state) => state,
         Err(error) => return Some(Err(error.to_string())),
@@ -35,6 +38,16 @@ pub fn ingress(from: IpAddr, to: Frontend, pins: &PinDir, run_dir: &Path) -> Opt
         )));
     }
     Some(judge(&reader, &state, from, to, run_dir).map_err(|error| error.to_string()))
+}
+
+/// Reason why no peer can make such a call.
+fn breach(from: IpAddr, to: IpAddr) -> Option<String> {
+    let reason = match to {
+        _ if to.is_unspecified() || to.is_loopback() => "no address that a peer can call",
+        _ if from.to_canonical().is_ipv4() != to.to_canonical().is_ipv4() => "of another family than the peer's",
+        _ => return None,
+    };
+    Some(format!("{to} is {reason}: --from is about a peer's calls to an address of the pod"))
 }
 
 /// Whether no interface of this network namespace has the address.
