@@ -64,14 +64,29 @@ impl Name {
 
     /// Form that a value must have and has not.
     fn breach(self, value: &str) -> Option<&'static str> {
-        let is_url = |value: &str| value.starts_with("https://");
-        let is_plain = !value.contains(char::is_control);
+        // What stands in links, in Markdown and in metadata of packages and images.
+        let is_word = |text: &str| {
+            !text.is_empty() && text.chars().all(|char| char.is_ascii_alphanumeric() || "-._~/:@+=".contains(char))
+        };
+        let is_url = |value: &str| value.strip_prefix("https://").is_some_and(is_word);
+        let is_mail = |value: &str| value.split_once('@').is_some_and(|(user, host)| is_word(user) && is_word(host));
+        let is_plain = value.chars().all(|char| char.is_alphanumeric() || char.is_ascii_graphic() || char == ' ');
         let (is_right, expected) = match self {
             Self::Forge | Self::Downloads | Self::Tracker => (is_url(value), "an https address"),
-            Self::Images => (!value.contains("://") && !value.ends_with('/'), "REGISTRY/PATH without https://"),
-            Self::Security => (is_url(value) || value.contains('@'), "a mail address or an https address"),
-            Self::Maintainer => (value.contains(" <") && value.ends_with('>'), "\"NAME <ADDRESS>\""),
-            Self::MinisignKey => (value.len() == KEY_LENGTH && value.starts_with("RW"), "a public key of minisign"),
+            Self::Images => {
+                let is_lower = !value.contains(|char: char| char.is_uppercase() || "@+=~".contains(char));
+                let is_path = !value.contains("://") && !value.ends_with('/');
+                (is_word(value) && is_lower && is_path, "REGISTRY/PATH in lower case, without https://")
+            }
+            Self::Security => (is_url(value) || is_mail(value), "a mail address or an https address"),
+            Self::Maintainer => {
+                let parts = value.strip_suffix('>').and_then(|value| value.split_once(" <"));
+                (parts.is_some_and(|(name, address)| !name.trim().is_empty() && is_mail(address)), "\"NAME <ADDRESS>\"")
+            }
+            Self::MinisignKey => {
+                let is_base64 = value.chars().all(|char| char.is_ascii_alphanumeric() || "+/".contains(char));
+                (value.len() == KEY_LENGTH && value.starts_with("RW") && is_base64, "a public key of minisign")
+            }
         };
         (!is_right || !is_plain).then_some(expected)
     }
@@ -201,7 +216,13 @@ mod tests {
             ("forge = \"forge.example\"", "forge: expected an https address, not \"forge.example\""),
             ("forge = \"https://a\\nb\"", "forge: expected an https address"),
             ("images = \"https://registry.example\"", "images: expected REGISTRY/PATH"),
+            ("forge = \"https://\"", "forge: expected an https address"),
+            ("downloads = \"https://a.example/b c)\"", "downloads: expected an https address"),
+            ("images = \"registry.example/Team\"", "images: expected REGISTRY/PATH"),
+            ("security = \"@\"", "security: expected a mail address"),
+            ("maintainer = \" <>\"", "maintainer: expected \"NAME <ADDRESS>\""),
             ("minisign-key = \"RW\"", "minisign-key: expected a public key of minisign"),
+            (&format!("minisign-key = \"RW{}\"", "`".repeat(54)), "minisign-key: expected a public key of minisign"),
             ("forge = 1", "forge: expected a text in quotes"),
             ("fogre = \"\"", "`fogre` is no setting of a publisher"),
         ] {
