@@ -10,7 +10,8 @@ use cproxy::{
     controls::Controls,
     mailbox::{Command, Mailbox, Message, Query},
     report::{
-        AgentReport, CanaryReport, FrontendRow, HealthReport, Layout, Names, SourceReport, counters_text, table_text,
+        AgentReport, CanaryReport, FrontendRow, HealthReport, Layout, Names, SourceReport, counters_text, read_answer,
+        table_text,
     },
     run_dir::{exchange, respond},
     target::Target,
@@ -51,8 +52,8 @@ async fn check_request(bytes: &[u8], piece: usize) {
     match line {
         b"services\n" => assert_eq!(response, FRONTENDS),
         b"gauges\n" => assert_eq!(from_slice::<Map<String, Value>>(&response).unwrap()["frontends"], 7),
-        b"source\n" => assert_eq!(from_slice::<SourceReport>(&response).unwrap(), source()),
-        b"health\n" => assert_eq!(from_slice::<HealthReport>(&response).unwrap(), health()),
+        b"source\n" => assert_eq!(read_answer(&response, SourceReport::read).unwrap(), source()),
+        b"health\n" => assert_eq!(read_answer(&response, HealthReport::read).unwrap(), health()),
         b"problems\n" => assert_eq!(response, b"[]"),
         b"reseed\n" => assert_eq!(response, b"ok\n"),
         b"config\n" => assert_eq!(response, b"[]"),
@@ -62,7 +63,7 @@ async fn check_request(bytes: &[u8], piece: usize) {
         }
         line if line.starts_with(b"explain ") => match std::str::from_utf8(&line[b"explain ".len()..]) {
             Ok(target) if target.parse::<Target>().is_ok() => {
-                assert_eq!(from_slice::<AgentReport>(&response).unwrap(), report());
+                assert_eq!(read_answer(&response, AgentReport::read).unwrap(), report());
             }
             _ => assert!(response.is_empty() || response.starts_with(b"error: "), "{response:?}"),
         },
@@ -114,12 +115,15 @@ fn report() -> AgentReport {
 
 /// Whatever an agent answers, commands print lines of text that steer no terminal.
 fn check_answer(bytes: &[u8]) {
+    fn list<T>(rows: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> {
+        rows.as_array()?.iter().map(read).collect()
+    }
     let (mut agent, command) = UnixStream::pair().unwrap();
     agent.write_all(bytes).unwrap();
     agent.shutdown(Shutdown::Write).unwrap();
     let response = exchange(command, "services\n", Duration::from_secs(1)).unwrap();
     assert_eq!(response, bytes);
-    if let Ok(rows) = from_slice::<Vec<FrontendRow>>(&response) {
+    if let Ok(rows) = read_answer(&response, |rows| list(rows, FrontendRow::read)) {
         let frontends: Vec<_> = rows.iter().filter_map(FrontendRow::frontend).collect();
         let names: Names = rows.into_iter().collect();
         let named = |&frontend| FrontendRow::named(frontend, &KernelSet::default(), &names);
@@ -129,10 +133,10 @@ fn check_answer(bytes: &[u8]) {
     if let Ok(gauges) = from_slice::<std::collections::BTreeMap<String, u64>>(&response) {
         check_lines(&counters_text(&gauges.clone().into_iter().collect::<Vec<_>>(), None), gauges.len() + 1);
     }
-    if let Ok(rows) = from_slice::<Vec<SettingRow>>(&response) {
+    if let Ok(rows) = read_answer(&response, |rows| list(rows, SettingRow::read)) {
         check_lines(&table_text(&rows, Layout::Wide), rows.len() + 1);
     }
-    if let Ok(source) = from_slice::<SourceReport>(&response) {
+    if let Ok(source) = read_answer(&response, SourceReport::read) {
         check_lines(&format!("{source}\n"), 1);
     }
 }
