@@ -64,7 +64,7 @@ impl Name {
 
     /// Form that a value must have and has not.
     fn breach(self, value: &str) -> Option<&'static str> {
-        // What stands in links, in Markdown and in metadata of packages and images.
+        // Characters without a meaning in links, Markdown, and metadata of packages and images.
         let is_word = |text: &str| {
             !text.is_empty() && text.chars().all(|char| char.is_ascii_alphanumeric() || "-._~/:@+=".contains(char))
         };
