@@ -11,7 +11,8 @@ use std::{
     },
     path::PathBuf,
     process::Command,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use cproxy_datapath::bpf::{
@@ -32,6 +33,8 @@ use serde_json::Value;
 const NODES: u8 = 3;
 /// The agent looks at most two seconds after a change.
 const LOOK: Duration = Duration::from_secs(10);
+/// Restarts of the agent, each a chance to be faster than its first look.
+const RESTARTS: usize = 10;
 
 fn pin(world: &World, name: &str) -> PathBuf {
     PinDir::new(&world.sandbox.pin_dir()).object(name)
@@ -128,6 +131,29 @@ fn a_program_that_is_replaced_is_put_back() {
     assert_eq!(state, "ok", "{detail}");
     connects();
     assert!(world.agent.log().contains("connect4: program"), "{}", world.agent.tail());
+}
+
+/// The programs of the start are the agent's, not those that it finds when it looks for the first time.
+#[test]
+fn a_program_that_is_replaced_as_soon_as_the_agent_is_ready_is_put_back() {
+    let mut world = World::start(1..=NODES);
+    let program = foreign(bpf_attach_type::BPF_CGROUP_INET4_CONNECT, 1);
+    for _ in 0..RESTARTS {
+        world.agent.kill();
+        let ready = world.sandbox.run_dir().join("ready");
+        drop(fs::remove_file(&ready));
+        let (pin, started) = (pin(&world, "connect4"), Instant::now());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ready.exists() && started.elapsed() < LOOK {}
+                let link = obj_get(&pin, 0).unwrap();
+                link_update(link.as_fd(), program.as_fd()).unwrap();
+            });
+            world.agent = start_agent_with(&world.sandbox, [""; 0]);
+        });
+        let (state, detail) = hooks(&world.sandbox);
+        assert_eq!(state, "ok", "{detail}; {}", world.agent.tail());
+    }
 }
 
 #[test]

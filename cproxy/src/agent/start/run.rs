@@ -94,6 +94,7 @@ impl Installed {
             requests: self.check_requests,
             last_contact,
             mailbox: mailbox.clone(),
+            attachments: health::record(pins, &environment.cgroup),
             environment,
             cgroup: config.cgroup.cgroup.clone(),
             service_counters: config.counters.service_counters,

@@ -22,7 +22,8 @@ use cproxy_core::Exclusions;
 use cproxy_daemon::{FileChanges, Tasks};
 use cproxy_datapath::{
     bpf::{
-        Attachments, Environment, Mount, PinLock, ProcessCgroup, ROOT_CGROUP_ID, cgroup_id, hook_programs, restore_lock,
+        Attachments, Environment, Mount, PinDir, PinLock, ProcessCgroup, ROOT_CGROUP_ID, cgroup_id, hook_programs,
+        restore_lock,
     },
     canary::Route,
 };
@@ -127,6 +128,8 @@ pub(in crate::agent) struct HealthChecker {
     /// Way to the task that owns the table.
     pub(in crate::agent) mailbox: Mailbox,
     pub(in crate::agent) environment: Environment,
+    /// The programs of the start, recorded before anyone is told that the agent is ready.
+    pub(in crate::agent) attachments: Option<Attachments>,
     /// The cgroup that the configuration names.
     pub(in crate::agent) cgroup: Option<PathBuf>,
     /// Whether the programs count by Service.
@@ -159,6 +162,12 @@ pub(in crate::agent) fn entrance(cgroup: &Path) -> io::Result<File> {
     File::options().write(true).open(cgroup.join("cgroup.procs"))
 }
 
+/// Programs that are attached to `cgroup` now, if their links can be read.
+pub(in crate::agent) fn record(pins: &PinDir, cgroup: &Path) -> Option<Attachments> {
+    let recorded = Attachments::record(pins, cgroup);
+    recorded.inspect_err(|error| tracing::debug!("the links cannot be read: {error}")).ok()
+}
+
 /// State of the task between two checks.
 struct Progress {
     attachments: Option<Attachments>,
@@ -170,7 +179,7 @@ impl HealthChecker {
     pub(in crate::agent) async fn run(mut self) {
         let cgroup_changes = self.cgroup_changes.take();
         let mut contacts = self.last_contact.contacts();
-        let mut progress = Progress { attachments: self.record(), last_check: None };
+        let mut progress = Progress { attachments: self.attachments.take(), last_check: None };
         loop {
             if let Some(changes) = &cgroup_changes
                 && let Err(error) = watch(changes, &self.environment.cgroup)
@@ -213,7 +222,7 @@ impl HealthChecker {
             match self.repair().await {
                 Ok(()) => {
                     self.health.repairs.fetch_add(1, Ordering::Relaxed);
-                    progress.attachments = self.record();
+                    progress.attachments = record(self.lock.pins(), &self.environment.cgroup);
                     differences = self.differences(progress).await;
                 }
                 Err(error) => differences.push(format!("the programs cannot be attached again: {error}")),
@@ -235,11 +244,6 @@ impl HealthChecker {
         }
         *self.health.lock_last() = Some(report.clone());
         report
-    }
-
-    fn record(&self) -> Option<Attachments> {
-        let recorded = Attachments::record(self.lock.pins(), &self.environment.cgroup);
-        recorded.inspect_err(|error| tracing::debug!("the links cannot be read: {error}")).ok()
     }
 
     /// Differences between the programs, their cgroup and pins as they are and as they should be. Pins of maps are
