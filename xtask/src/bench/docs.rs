@@ -210,4 +210,26 @@ mod tests {
             }
         }
     }
+
+    /// Percentages of the README that compare with a machine without cproxy.
+    #[test]
+    fn percentages_of_the_readme_are_those_of_the_committed_results() {
+        let readme = fs::read_to_string(paths::workspace().join("README.md")).unwrap();
+        let readme = readme.split_whitespace().collect::<Vec<_>>().join(" ");
+        let report = read(&kept_file_of("datapath")).unwrap().unwrap();
+        let percent = |call: &str, family: &str| {
+            let at = [format!("{call}, {family}"), "to the ClusterIP".to_owned(), "ratio".to_owned()];
+            format!("{:.1}", (results::estimate(&report, &at).unwrap().median - 1.0) * 100.0)
+        };
+        let both = |call| (percent(call, "IPv4"), percent(call, "IPv6"));
+        let (connect, again) = (both("TCP connect()"), both("UDP sendto(), again on one socket"));
+        let whole = both("TCP socket(), connect(), close()");
+        for text in [
+            format!("takes {} % longer over IPv4 and {} % over IPv6", connect.0, connect.1),
+            format!("from socket() to close() {} and {} %", whole.0, whole.1),
+            format!("has sent before {} and {} %", again.0, again.1),
+        ] {
+            assert!(readme.contains(&text), "{text}");
+        }
+    }
 }

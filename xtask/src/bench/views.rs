@@ -70,19 +70,15 @@ impl Selection {
             Self::Start => START,
             Self::Propagation => PROPAGATION,
             Self::Fanout => FANOUT,
-            Self::Relay => unmeasured("What do thousands of agents cost one relay, and the API server behind it?"),
+            Self::Relay => RELAY,
             Self::Pods => PODS,
             Self::Policy => POLICY,
             Self::Receive => RECEIVE,
-            Self::Sockets => unmeasured("What does the agent's search for stale sockets cost?"),
+            Self::Sockets => SOCKETS,
             Self::Balance => BALANCE,
-            Self::All | Self::Docs => unmeasured(""),
+            Self::All | Self::Docs => View { question: "", note: "", charts: &[], table: None },
         }
     }
-}
-
-const fn unmeasured(question: &'static str) -> View {
-    View { question, note: "", charts: &[], table: None }
 }
 
 /// As the results name a peer.
@@ -234,14 +230,19 @@ const GUEST: View = View {
             rows: &[
                 "10 Services, connect(2), p50, us",
                 "10 Services, requests/s",
+                "10 Services, TCP, Gbit/s",
                 "10 Services, idle connections that survive",
                 "5,000 Services, connect(2), p50, us",
+                "5,000 Services, whole request, p50, us",
                 "5,000 Services, requests/s",
+                "5,000 Services, TCP, Gbit/s",
             ],
             columns: ALL,
             at: |row, column| {
                 let title = match part(row) {
                     "requests/s" => services(WRK, row),
+                    "whole request, p50, us" => services(REQUEST, row),
+                    "TCP, Gbit/s" => services("iperf3, one TCP stream", row),
                     "idle connections that survive" => IDLE.into(),
                     _ => services("connect(2)", row),
                 };
@@ -256,7 +257,8 @@ const SMALL: &str = "a guest with half a core and 500 MiB";
 
 const SMALL_GUEST: View = View {
     question: "What is left of a guest with half a core and 500 MiB?",
-    note: "Times as in [guest](#guest). `direct` has no proxy: its distance from the others is what they cost.",
+    note: "Times are executed instructions at 500 MIPS, half a core's. `direct` has no proxy: its distance from the \
+           others is what they cost.",
     charts: &[ChartView {
         name: "memory",
         title: "Memory left in a guest of 500 MiB",
@@ -563,33 +565,50 @@ const PARTS: &[&str] = &[
     "table written",
 ];
 
-fn starts(row: &str, services: &str, figure: &str) -> [String; 3] {
-    let count = services.split(' ').next().unwrap_or_default().replace(',', "");
-    [format!("{count} Services with 10 endpoints each"), row.into(), figure.into()]
+/// The median of a part, from a source of the objects.
+fn starts(part: &str, services: &str, source: &str) -> [String; 3] {
+    let title = format!("{} Services with 10 endpoints each, {source}, ms", services.replace(',', ""));
+    [title, part.into(), "p50".into()]
 }
 
 const START: View = View {
     question: "How long does the agent take from its start to a complete table?",
-    note: "It reads manifests, on a machine without state of an earlier run. The parts follow each other.",
+    note: "On a machine without state of an earlier run. The parts follow each other; CPU time counts the child that \
+           installs the programs.",
     charts: &[ChartView {
         name: "ready",
-        title: "From the agent's start to ready, part by part",
+        title: "The agent's start with 5,000 Services, part by part",
         quantity: "median time (ms, lower is better)",
         kind: Kind::Bars,
         grid: Grid {
             rows: PARTS,
-            columns: &["100 Services", "5,000 Services"],
-            at: |row, column| starts(row, column, "p50"),
+            columns: &["manifests", "API server", "relay"],
+            at: |row, column| starts(row, "5,000", column),
         },
     }],
     table: Some(TableView {
-        corner: "ms",
+        corner: "median, ms",
         grid: Grid {
-            rows: PARTS,
-            columns: &["100 Services, p50", "100 Services, max", "5,000 Services, p50", "5,000 Services, max"],
+            rows: &[
+                "from the start to ready",
+                "input and the machine's state",
+                "programs verified and attached",
+                "maps opened",
+                "lists complete",
+                "table written",
+                "CPU time",
+            ],
+            columns: &[
+                "100 Services, manifests",
+                "100, API server",
+                "100, relay",
+                "5,000 Services, manifests",
+                "5,000, API server",
+                "5,000, relay",
+            ],
             at: |row, column| {
-                let (services, figure) = column.split_once(" Services, ").unwrap_or((column, ""));
-                starts(row, services, figure)
+                let (services, source) = column.split_once(", ").unwrap_or((column, ""));
+                starts(row, services.trim_end_matches(" Services"), source)
             },
         },
     }),
@@ -800,6 +819,133 @@ const RECEIVE: View = View {
             ],
             columns: &["connect(), us", "request and answer, us", "stream, us for each MiB"],
             at: |row, column| received(row, column, false),
+        },
+    }),
+};
+
+/// Servers of the clients.
+const SERVERS: &[&str] = &["relay", "API server"];
+
+/// A figure of changes, by server, number of clients and rate.
+fn changes(server: &str, row: &str, figure: &str) -> [String; 3] {
+    ["Changes".into(), format!("{server}, {}", row.replace(',', "").replace("clients ", "clients, ")), figure.into()]
+}
+
+const RELAY: View = View {
+    question: "What do thousands of agents cost one relay, and what would they cost the API server?",
+    note: "5,000 Services of 10 endpoints. All processes share two CPUs, so that 10 changes a second to 10,000 clients \
+           fill both; times include those of the program that stands for the clients. `Own` is a client's with a \
+           process of its own. [Relay](relay.md#how-many) has more, and how many replicas that takes.",
+    charts: &[
+        ChartView {
+            name: "memory",
+            title: "Memory of what serves the agents, at rest",
+            quantity: "resident memory (MiB, lower is better)",
+            kind: Kind::Bars,
+            grid: Grid {
+                rows: &["2,000 clients", "10,000 clients"],
+                columns: SERVERS,
+                at: |row, column| {
+                    let row = format!("{column}, {}", row.replace(',', ""));
+                    ["Memory at rest".into(), row, "resident, MiB".into()]
+                },
+            },
+        },
+        ChartView {
+            name: "changes",
+            title: "From a changed EndpointSlice to the client",
+            quantity: "99th percentile (ms, lower is better)",
+            kind: Kind::Bars,
+            grid: Grid {
+                rows: &["2,000 clients, 1/s", "2,000 clients, 10/s", "10,000 clients, 1/s", "10,000 clients, 10/s"],
+                columns: SERVERS,
+                at: |row, column| changes(column, row, "p99, ms"),
+            },
+        },
+    ],
+    table: Some(TableView {
+        corner: "changes of EndpointSlices",
+        grid: Grid {
+            rows: &[
+                "relay: 2,000 clients, 1/s",
+                "relay: 2,000 clients, 10/s",
+                "relay: 2,000 clients, 100/s",
+                "relay: 10,000 clients, 1/s",
+                "relay: 10,000 clients, 10/s",
+                "relay: 10,000 clients, 100/s",
+                "API server: 2,000 clients, 1/s",
+                "API server: 2,000 clients, 10/s",
+                "API server: 2,000 clients, 100/s",
+            ],
+            columns: &["p50, ms", "p99, ms", "own p99, ms", "its CPU", "events/s"],
+            at: |row, column| {
+                let (server, row) = row.split_once(": ").unwrap_or((row, ""));
+                let figure = match column {
+                    "own p99, ms" => "own p99",
+                    "its CPU" => "server's CPU",
+                    column => column,
+                };
+                changes(server, row, figure)
+            },
+        },
+    }),
+};
+
+/// Scenes in which endpoints leave.
+const LEAVING: &[&str] = &["TCP endpoints leave", "UDP endpoints leave"];
+
+/// A figure of the agent while endpoints leave; `beside` names what else is open.
+fn leaving(row: &str, beside: &str, figure: &str) -> [String; 3] {
+    let row = if beside == "few" { row.to_owned() } else { format!("{row}, beside 19900 open descriptors") };
+    ["CPU time of the agent while endpoints leave".into(), row, figure.into()]
+}
+
+const SOCKETS: View = View {
+    question: "What does the agent's search for stale sockets cost?",
+    note: "Ten times a second an endpoint leaves and another comes. By default the agent closes sockets of UDP alone: \
+           what UDP endpoints cost more than TCP endpoints is the search.",
+    charts: &[
+        ChartView {
+            name: "leaving",
+            title: "The agent while ten endpoints a second leave",
+            quantity: "share of a CPU (%, lower is better)",
+            kind: Kind::Bars,
+            grid: Grid {
+                rows: LEAVING,
+                columns: &["few open descriptors", "19,900 open descriptors"],
+                at: |row, column| leaving(row, column.trim_end_matches(" open descriptors"), "% of a CPU"),
+            },
+        },
+        ChartView {
+            name: "start",
+            title: "Start of the agent beside connected UDP sockets",
+            quantity: "CPU time until all are looked at (ms, lower is better)",
+            kind: Kind::Bars,
+            grid: Grid {
+                rows: &["no sockets", "95,000 sockets"],
+                columns: &["cproxy"],
+                at: |row, _| {
+                    let title = "The agent started again, beside connected UDP sockets";
+                    let figure = "CPU time until its first pass has ended, ms";
+                    [title.into(), figure.into(), row.replace(',', "")]
+                },
+            },
+        },
+    ],
+    table: Some(TableView {
+        corner: "",
+        grid: Grid {
+            rows: LEAVING,
+            columns: &[
+                "few: % of a CPU",
+                "few: passes",
+                "19,900 descriptors: % of a CPU",
+                "19,900 descriptors: passes",
+            ],
+            at: |row, column| {
+                let (beside, figure) = column.split_once(": ").unwrap_or((column, ""));
+                leaving(row, beside, figure)
+            },
         },
     }),
 };
