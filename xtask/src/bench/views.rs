@@ -258,7 +258,8 @@ const SMALL: &str = "a guest with half a core and 500 MiB";
 const SMALL_GUEST: View = View {
     question: "What is left of a guest with half a core and 500 MiB?",
     note: "Times are executed instructions at 500 MIPS, half a core's. `direct` has no proxy: its distance from the \
-           others is what they cost.",
+           others is what they cost. Whole requests have two speeds, 20 us apart, also without a proxy; which one a \
+           guest has is chance.",
     charts: &[ChartView {
         name: "memory",
         title: "Memory left in a guest of 500 MiB",
