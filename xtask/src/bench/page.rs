@@ -259,7 +259,7 @@ fn inline(text: &str) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::*;
+    use super::{super::chart::Kind, *};
 
     fn report(benchmark: &str, command: &str) -> Value {
         json!({
@@ -327,6 +327,9 @@ mod tests {
             assert!(view.table.is_none_or(|table| table.grid.rows.len() <= 10), "{}", benchmark.name());
             for chart in view.charts {
                 assert!(chart.title.len() <= 58 && chart.quantity.len() <= 72, "{}", chart.title);
+                let are_bars = matches!(chart.kind, Kind::Bars);
+                let fits = |name: &&str| !are_bars || name.len() <= 20;
+                assert!(chart.grid.columns.iter().all(fits), "{}: {:?}", chart.title, chart.grid.columns);
             }
         }
     }

@@ -913,8 +913,8 @@ const SOCKETS: View = View {
             kind: Kind::Bars,
             grid: Grid {
                 rows: LEAVING,
-                columns: &["few open descriptors", "19,900 open descriptors"],
-                at: |row, column| leaving(row, column.trim_end_matches(" open descriptors"), "% of a CPU"),
+                columns: &["few descriptors", "19,900 descriptors"],
+                at: |row, column| leaving(row, column.trim_end_matches(" descriptors"), "% of a CPU"),
             },
         },
         ChartView {
