@@ -188,7 +188,7 @@ mod tests {
     #[tokio::test]
     async fn a_response_counts_until_its_guard_is_dropped_and_a_list_until_it_has_been_read() {
         let peer = PeerAddress::Vsock { cid: 3 };
-        let (slot, _) = ConnectionSlots::new(1).enter(&peer);
+        let slot = ConnectionSlots::new(1).enter(&peer).0.unwrap();
         let connection = Arc::new(Connection::new(Peer::new(peer, None), slot));
         connection.accept_client();
         let late = || connection.fault(Instant::now() + Duration::from_secs(3600));

@@ -164,7 +164,7 @@ mod tests {
         let relay = Relay::new(Arc::new(Cache::new(1 << 20)), None, None, Views::everything(), 10, Duration::ZERO);
         let relay = Arc::new(relay);
         let peer = PeerAddress::Vsock { cid: 3 };
-        let (slot, _) = relay.slots.enter(&peer);
+        let slot = relay.slots.enter(&peer).0.unwrap();
         let (stream, _client) = tokio::io::duplex(64);
         let respond = |_, _| async { Response::new(String::new()) };
         let serving = serve(relay, stream, Peer::new(peer, None), slot, respond);

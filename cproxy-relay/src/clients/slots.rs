@@ -1,12 +1,13 @@
-//! Slots of connections. Before a client is known, it has one of a few; the oldest that has shown nothing goes first.
-//! After that, identities share the rest: if all are taken, the identity with most gives up one for an identity with
-//! fewer. Requests, and what clients have not read, are bounded by identity, too.
+//! Slots of connections. Before a client is known, it has one of a few; the oldest that has shown nothing goes first,
+//! unless it came just now. After that, identities share the rest: if all are taken, the identity with most gives up one
+//! for an identity with fewer. Requests, and what clients have not read, are bounded by identity, too.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::RandomState},
     hash::BuildHasher as _,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -29,6 +30,11 @@ const UNKNOWN_SHARE: usize = 8;
 /// Fewest and most of them.
 const UNKNOWN_MIN: usize = 16;
 const UNKNOWN_MAX: usize = 4096;
+
+/// Time that a connection has to show who the client is while others wait for its slot: as long as an agent waits that
+/// has another server to turn to. When thousands of clients come at once, they would otherwise end each other's
+/// connections for as long as they come faster than they show anything.
+const SHOW_TIME: Duration = Duration::from_secs(3);
 
 /// Identities without a connection that are kept, as long as their last requests count.
 const KNOWN_KEPT: usize = 1024;
@@ -70,14 +76,24 @@ struct Known {
     requests: Arc<RequestLimit>,
 }
 
-/// Connections of one origin by the order in which they came, with their tasks.
+/// Connections of one identity by the order in which they came, with their tasks.
 type Connections = BTreeMap<u64, Option<AbortHandle>>;
+
+/// Connection that has shown nothing.
+#[derive(Debug)]
+struct Newcomer {
+    task: Option<AbortHandle>,
+    since: Instant,
+}
+
+/// Connections of one origin that have shown nothing, by the order in which they came.
+type Newcomers = BTreeMap<u64, Newcomer>;
 
 /// Connections that have shown nothing.
 #[derive(Debug, Default)]
 struct Unknown {
     count: usize,
-    by_origin: HashMap<Origin, Connections>,
+    by_origin: HashMap<Origin, Newcomers>,
     /// Origins by the number of their connections, and of those with as many by the oldest.
     by_count: BTreeMap<Rank, Origin>,
 }
@@ -137,27 +153,30 @@ impl ConnectionSlots {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Slot for a new connection. If there is none left, the oldest connection of the origin with most of them that
-    /// have shown nothing ends. Returns whether one did, too.
-    pub(crate) fn enter(self: &Arc<Self>, peer: &PeerAddress) -> (ConnectionSlot, bool) {
-        let origin = Origin::from(peer);
+    /// Slot for a new connection. If there is none left, one of those that have shown nothing ends: of the origin with
+    /// most of them the oldest, or the newest if the oldest has not had [`SHOW_TIME`] yet. The newest may be the new one
+    /// itself, which gets no slot then. Returns whether one has ended, too.
+    pub(crate) fn enter(self: &Arc<Self>, peer: &PeerAddress) -> (Option<ConnectionSlot>, bool) {
+        let (origin, now) = (Origin::from(peer), Instant::now());
         let mut state = self.state();
-        let is_full = state.unknown.count >= self.unknown;
-        let ended = if is_full { state.unknown.remove_oldest() } else { None };
         state.next_id += 1;
         let id = state.next_id;
-        state.unknown.insert(&origin, id, None);
+        state.unknown.insert(&origin, id, Newcomer { task: None, since: now });
+        let must_end = state.unknown.count > self.unknown;
+        let ended = if must_end { state.unknown.remove_one(&origin, now) } else { None };
         drop(state);
+        let has_slot = ended.as_ref().is_none_or(|(ended, _)| *ended != id);
         // Outside the lock: the task gives back its slot.
-        ended.into_iter().flatten().for_each(|task| task.abort());
-        (ConnectionSlot { slots: self.clone(), origin, id, stage: Mutex::new(Stage::Unknown) }, is_full)
+        ended.and_then(|(_, task)| task).inspect(AbortHandle::abort);
+        let slot = ConnectionSlot { slots: self.clone(), origin, id, stage: Mutex::new(Stage::Unknown) };
+        (has_slot.then_some(slot), must_end)
     }
 
     /// Task that serves a connection. It ends when its slot is needed.
     pub(crate) fn set_task(&self, SlotId { origin, id }: SlotId, task: AbortHandle) {
         let mut state = self.state();
-        if let Some(slot) = state.unknown.by_origin.get_mut(&origin).and_then(|slots| slots.get_mut(&id)) {
-            *slot = Some(task);
+        if let Some(newcomer) = state.unknown.by_origin.get_mut(&origin).and_then(|newcomers| newcomers.get_mut(&id)) {
+            newcomer.task = Some(task);
         }
     }
 
@@ -247,17 +266,17 @@ impl State {
 }
 
 impl Unknown {
-    fn insert(&mut self, origin: &Origin, id: u64, task: Option<AbortHandle>) {
-        self.change(origin, |connections| connections.insert(id, task));
+    fn insert(&mut self, origin: &Origin, id: u64, newcomer: Newcomer) {
+        self.change(origin, |connections| connections.insert(id, newcomer));
     }
 
-    /// Removes a connection. Returns its task; `None` if it is not there.
-    fn remove(&mut self, origin: &Origin, id: u64) -> Option<Option<AbortHandle>> {
+    /// Removes a connection; `None` if it is not there.
+    fn remove(&mut self, origin: &Origin, id: u64) -> Option<Newcomer> {
         self.change(origin, |connections| connections.remove(&id))
     }
 
     /// Changes the connections of an origin.
-    fn change<R>(&mut self, origin: &Origin, change: impl FnOnce(&mut Connections) -> R) -> R {
+    fn change<R>(&mut self, origin: &Origin, change: impl FnOnce(&mut Newcomers) -> R) -> R {
         let mut connections = self.by_origin.remove(origin).unwrap_or_default();
         if let Some(rank) = rank(&connections) {
             self.by_count.remove(&rank);
@@ -273,18 +292,27 @@ impl Unknown {
     }
 
     fn task(&self, origin: &Origin, id: u64) -> Option<AbortHandle> {
-        self.by_origin.get(origin)?.get(&id)?.clone()
+        self.by_origin.get(origin)?.get(&id)?.task.clone()
     }
 
-    /// Removes the oldest connection of the origin with most.
-    fn remove_oldest(&mut self) -> Option<Option<AbortHandle>> {
-        let ((_, Reverse(id)), origin) = self.by_count.last_key_value()?;
-        let (id, origin) = (*id, origin.clone());
-        self.remove(&origin, id)
+    /// Removes the oldest connection of the origin with most if it has had its time; otherwise the newest of that
+    /// origin, or of the origin of the connection that came last if it has as many. Returns its number and task.
+    fn remove_one(&mut self, last: &Origin, now: Instant) -> Option<(u64, Option<AbortHandle>)> {
+        let ((most, Reverse(oldest)), origin) = self.by_count.last_key_value()?;
+        let since = self.by_origin.get(origin)?.get(oldest)?.since;
+        let (origin, id) = if now.saturating_duration_since(since) >= SHOW_TIME {
+            (origin, oldest)
+        } else {
+            let of_last = self.by_origin.get(last).map_or(0, Newcomers::len);
+            let origin = if of_last == *most { last } else { origin };
+            (origin, self.by_origin.get(origin)?.last_key_value()?.0)
+        };
+        let (origin, id) = (origin.clone(), *id);
+        Some((id, self.remove(&origin, id)?.task))
     }
 }
 
-fn rank(connections: &Connections) -> Option<Rank> {
+fn rank(connections: &Newcomers) -> Option<Rank> {
     connections.first_key_value().map(|(oldest, _)| (connections.len(), Reverse(*oldest)))
 }
 
@@ -309,7 +337,7 @@ impl ConnectionSlot {
                 if in_review >= IN_REVIEW_MAX || state.in_review_count >= self.slots.all {
                     return None;
                 }
-                let task = state.unknown.remove(&self.origin, self.id).flatten();
+                let task = state.unknown.remove(&self.origin, self.id).and_then(|newcomer| newcomer.task);
                 state.in_review.insert(self.origin.clone(), in_review + 1);
                 state.in_review_count += 1;
                 *stage = Stage::InReview(1, task);
@@ -383,7 +411,7 @@ impl Drop for ReviewWait<'_> {
         if *requests == 0 {
             let mut state = slots.state();
             state.end_review(origin);
-            state.unknown.insert(origin, *id, task.take());
+            state.unknown.insert(origin, *id, Newcomer { task: task.take(), since: Instant::now() });
             *stage = Stage::Unknown;
         }
     }
@@ -432,9 +460,13 @@ mod tests {
         Identity { username: username.to_owned(), node_name, source, ..Identity::anonymous() }
     }
 
+    fn enter(slots: &Arc<ConnectionSlots>, from: &str) -> ConnectionSlot {
+        slots.enter(&tcp(from)).0.unwrap()
+    }
+
     /// Connection of a client that is known at once.
     fn known(slots: &Arc<ConnectionSlots>, from: &str, username: &str) -> Result<ConnectionSlot, NoSlot> {
-        let (slot, _) = slots.enter(&tcp(from));
+        let slot = enter(slots, from);
         slot.admit(&identity(username, Source::Token, None)).map(|_| slot)
     }
 
@@ -443,16 +475,15 @@ mod tests {
         (state.unknown.count, state.in_review_count, state.known_count)
     }
 
-    #[test]
-    fn the_oldest_connection_of_the_origin_with_most_goes_first() {
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_connection_of_the_origin_with_most_goes_first() {
         let slots = ConnectionSlots::new(40);
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut tasks = Vec::new();
         let mut held = Vec::new();
         let mut enter = |from: &str| {
             let (slot, has_ended) = slots.enter(&tcp(from));
-            let task = runtime.spawn(std::future::pending::<()>());
-            slots.set_task(slot.id(), task.abort_handle());
+            let task = tokio::spawn(std::future::pending::<()>());
+            slots.set_task(slot.as_ref().unwrap().id(), task.abort_handle());
             tasks.push(task);
             held.push(slot);
             has_ended
@@ -463,16 +494,49 @@ mod tests {
             assert!(!enter(&format!("[2001:db8::{port}]:1")));
         }
         assert_eq!(counts(&slots), (UNKNOWN_MIN, 0, 0));
-        // The ninth connection of each network takes the slot of its own first one, or of the other's.
+        tokio::time::advance(SHOW_TIME).await;
+        // Others take the slots of the first ones, and the network that has most with a new one gives up its own.
         assert!(enter("198.51.100.1:1") && enter("198.51.100.1:2") && enter("[2001:db8::9]:1"));
-        runtime.block_on(tokio::task::yield_now());
+        tokio::task::yield_now().await;
         let ended: Vec<_> = (0..tasks.len()).filter(|index| tasks[*index].is_finished()).collect();
-        assert_eq!(ended, [0, 1, 2]);
+        assert_eq!(ended, [0, 1, 3]);
         assert_eq!(counts(&slots), (UNKNOWN_MIN, 0, 0));
         drop(held);
         assert_eq!(counts(&slots), (0, 0, 0));
         let state = slots.state();
         assert!(state.unknown.by_origin.is_empty() && state.unknown.by_count.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_has_time_to_show_something_when_many_come_at_once() {
+        let slots = ConnectionSlots::new(40);
+        let has_slot = |from: &str, held: &mut Vec<_>| {
+            let (slot, has_ended) = slots.enter(&tcp(from));
+            let has_slot = slot.is_some();
+            held.extend(slot);
+            (has_slot, has_ended)
+        };
+        // Of a storm of clients, those that come first go on.
+        let mut held = Vec::new();
+        for host in 1..=100 {
+            let (has_slot, has_ended) = has_slot(&format!("192.0.2.{host}:1"), &mut held);
+            assert_eq!((has_slot, has_ended), (host <= UNKNOWN_MIN, host > UNKNOWN_MIN), "{host}");
+        }
+        held.drain(..8).for_each(|slot| assert_eq!(slot.admit(&Identity::anonymous()), Ok(false)));
+        assert_eq!(counts(&slots), (8, 0, 0));
+        // One that floods takes what is left, and gives it back to others at once.
+        let mut flood = Vec::new();
+        let own = (1..=100).filter(|port| has_slot(&format!("198.51.100.1:{port}"), &mut flood).0).count();
+        assert_eq!((own, counts(&slots)), (8, (UNKNOWN_MIN, 0, 0)));
+        assert_eq!(has_slot("198.51.100.2:1", &mut held), (true, true));
+        let left = |from: &str| slots.state().unknown.by_origin.get(&Origin::from(&tcp(from))).map(BTreeMap::len);
+        assert_eq!((left("198.51.100.1:1"), left("198.51.100.2:1"), left("192.0.2.16:1")), (Some(7), Some(1), Some(1)));
+        // Those that have shown nothing in their time go first.
+        tokio::time::advance(SHOW_TIME).await;
+        assert_eq!(has_slot("198.51.100.1:101", &mut flood), (true, true));
+        assert_eq!(left("198.51.100.1:1"), Some(7));
+        drop((held, flood));
+        assert_eq!(counts(&slots), (0, 0, 0));
     }
 
     #[test]
@@ -481,20 +545,20 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let task = || runtime.spawn(std::future::pending::<()>());
         let mut tasks = Vec::new();
-        let mut enter = |name: &str| {
-            let (slot, _) = slots.enter(&tcp("192.0.2.1:1"));
+        let mut come = |name: &str| {
+            let slot = enter(&slots, "192.0.2.1:1");
             tasks.push(task());
             slots.set_task(slot.id(), tasks.last().unwrap().abort_handle());
             slot.admit(&identity(name, Source::Token, None)).map(|has_ended| (slot, has_ended))
         };
-        let mut held: Vec<_> = (0..20).map(|_| enter("a").unwrap()).collect();
-        assert_eq!(enter("a").unwrap_err(), NoSlot::Share(20));
-        held.extend((0..20).map(|_| enter("b").unwrap()));
+        let mut held: Vec<_> = (0..20).map(|_| come("a").unwrap()).collect();
+        assert_eq!(come("a").unwrap_err(), NoSlot::Share(20));
+        held.extend((0..20).map(|_| come("b").unwrap()));
         assert!(held.iter().all(|(_, has_ended)| !has_ended));
-        assert_eq!(enter("b").unwrap_err(), NoSlot::Share(20));
+        assert_eq!(come("b").unwrap_err(), NoSlot::Share(20));
         // Eighteen others get in, at the cost of those two alone.
         for round in 0..18 {
-            let (slot, has_ended) = enter(&format!("c{round}")).unwrap();
+            let (slot, has_ended) = come(&format!("c{round}")).unwrap();
             assert!(has_ended);
             held.push((slot, has_ended));
         }
@@ -524,7 +588,7 @@ mod tests {
         let guest = identity("a", Source::Local, None);
         let mut admitted = 0;
         for _ in 0..3 {
-            let held: Vec<_> = (0..2).map(|_| slots.enter(&tcp("192.0.2.1:1")).0).collect();
+            let held: Vec<_> = (0..2).map(|_| enter(&slots, "192.0.2.1:1")).collect();
             held.iter().for_each(|slot| assert!(!slot.admit(&guest).unwrap()));
             admitted += held.iter().flat_map(|slot| (0..150).map(|_| slot.admits_request(1))).filter(|is| *is).count();
         }
@@ -533,7 +597,7 @@ mod tests {
         tokio::time::advance(REQUEST_INTERVAL * REQUESTS_BURST).await;
         let other = known(&slots, "192.0.2.1:1", "b").unwrap();
         let account = identity("c", Source::Token, Some("node-1"));
-        let (of_account, _) = slots.enter(&tcp("192.0.2.1:1"));
+        let of_account = enter(&slots, "192.0.2.1:1");
         assert_eq!(of_account.admit(&account), Ok(false));
         let admitted = (0..30_000).filter(|_| of_account.admits_request(1)).count();
         assert_eq!(admitted, (REQUESTS_BURST * GUESTS_OF_ACCOUNT) as usize);
@@ -544,7 +608,7 @@ mod tests {
     fn many_guests_with_one_account_have_shares_of_their_nodes() {
         let slots = ConnectionSlots::new(40);
         let admit = |identity: &Identity| {
-            let (slot, _) = slots.enter(&tcp("192.0.2.1:1"));
+            let slot = enter(&slots, "192.0.2.1:1");
             slot.admit(identity).map(|_| slot)
         };
         let guest = |node| identity("system:serviceaccount:guests:agent", Source::Token, Some(node));
@@ -564,7 +628,7 @@ mod tests {
     #[test]
     fn a_connection_whose_token_is_under_review_stays_and_each_origin_has_a_bound_of_them() {
         let slots = ConnectionSlots::new(10_000);
-        let (waiting, _) = slots.enter(&tcp("192.0.2.1:1"));
+        let waiting = enter(&slots, "192.0.2.1:1");
         let (first, second) = (waiting.await_review().unwrap(), waiting.await_review().unwrap());
         assert_eq!(counts(&slots), (0, 1, 0));
         drop(first);
@@ -576,10 +640,10 @@ mod tests {
         drop(in_review);
         assert_eq!(counts(&slots), (0, 0, 1));
         assert!(waiting.await_review().is_some());
-        let others: Vec<_> = (0..=IN_REVIEW_MAX).map(|_| slots.enter(&tcp("192.0.2.1:1")).0).collect();
+        let others: Vec<_> = (0..=IN_REVIEW_MAX).map(|_| enter(&slots, "192.0.2.1:1")).collect();
         let in_review: Vec<_> = others.iter().map(ConnectionSlot::await_review).collect();
         assert_eq!(in_review.iter().filter(|in_review| in_review.is_none()).count(), 1);
-        assert!(slots.enter(&tcp("192.0.2.2:1")).0.await_review().is_some());
+        assert!(enter(&slots, "192.0.2.2:1").await_review().is_some());
         drop(in_review);
         drop((others, waiting));
         assert_eq!((counts(&slots), slots.state().in_review.len()), ((0, 0, 0), 0));

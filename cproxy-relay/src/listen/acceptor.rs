@@ -97,11 +97,12 @@ impl Accepted {
     }
 }
 
-/// Starts to serve a connection.
+/// Starts to serve a connection, if there is a slot for it.
 fn enter(relay: &Arc<Relay>, accepted: Accepted) {
     relay.metrics.connections_accepted.add(1);
     let (slot, has_ended) = relay.slots.enter(&accepted.peer());
     relay.metrics.connections_displaced.add(has_ended.into());
+    let Some(slot) = slot else { return };
     relay.metrics.connections.add(1);
     let id = slot.id();
     let counted = Counted(relay.metrics.clone());

@@ -481,7 +481,7 @@ mod tests {
     /// Number of the same requests that a new connection may send at once.
     async fn admitted(relay: &Arc<Relay>, target: &str) -> u32 {
         let peer = PeerAddress::Vsock { cid: 3 };
-        let (slot, _) = relay.slots.enter(&peer);
+        let slot = relay.slots.enter(&peer).0.unwrap();
         let connection = Arc::new(Connection::new(Peer::new(peer, None), slot));
         let mut count = 0;
         loop {

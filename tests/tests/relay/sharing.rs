@@ -1,6 +1,11 @@
 //! Places of connections and credentials that end: no client costs another its service.
 
-use std::{io::Read as _, net::TcpStream, time::Duration};
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    thread,
+    time::Duration,
+};
 
 use cproxy_tests::{control_plane::Validity, process::eventually, sandbox::Sandbox};
 
@@ -15,6 +20,9 @@ const CONNECTIONS_MAX: &str = "40";
 
 /// Connections of clients that are not known, of that bound.
 const UNKNOWN_MAX: usize = 16;
+
+/// Time that each of them has to show something while others wait.
+const SHOW_TIME: Duration = Duration::from_secs(3);
 
 fn watch(client: &Client<'_>) -> Watching {
     let watching = client.watch(&format!("{SERVICES}?watch=true"));
@@ -31,6 +39,9 @@ fn connections_that_show_nothing_lock_nobody_out() {
     let client = stranger(&cluster).token(&token(&cluster, &[]));
     let watching = watch(&client);
     let mut silent: Vec<_> = (0..100).map(|_| TcpStream::connect(RELAY).unwrap()).collect();
+    // Clients of another address are served at once, and those of this one when the silent ones have had their time.
+    assert_eq!(client.clone().args(["--interface", "127.0.0.9"]).get(SERVICES).code, 200);
+    thread::sleep(SHOW_TIME);
     assert_eq!(client.get(SERVICES).code, 200);
     // The oldest went first.
     silent[0].set_read_timeout(Some(PATIENCE)).unwrap();
@@ -42,6 +53,21 @@ fn connections_that_show_nothing_lock_nobody_out() {
     eventually(PATIENCE, "the watch goes on", || {
         if watching.changes().contains(&"ADDED late".to_owned()) { Ok(()) } else { Err(format!("{watching:?}")) }
     });
+}
+
+#[test]
+fn of_clients_that_come_at_once_the_first_are_served_also_if_they_are_slow() {
+    let sandbox = Sandbox::for_test();
+    let cluster = Cluster::shared(&sandbox);
+    let _relay = cluster.open_relay().args(["--max-connections", CONNECTIONS_MAX]).start();
+    let mut clients: Vec<_> = (0..100).map(|_| TcpStream::connect(RELAY).unwrap()).collect();
+    for (number, client) in clients[..UNKNOWN_MAX].iter_mut().enumerate() {
+        client.write_all(b"GET /api HTTP/1.1\r\nhost: relay\r\n\r\n").unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut head = [0; 12];
+        client.read_exact(&mut head).unwrap_or_else(|error| panic!("client {number}: {error}"));
+        assert_eq!(&head, b"HTTP/1.1 200", "client {number}");
+    }
 }
 
 #[test]
