@@ -40,6 +40,8 @@ const CONCURRENCY: usize = 32;
 const REPLACED: usize = 1_000;
 /// Namespace of the pods.
 const NAMESPACE: &str = "policies";
+/// Name of the relay that serves policies, in tables of memory.
+const WITH_POLICIES: &str = "relay, policies";
 /// Address of the first pod.
 const FIRST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Pod whose policy all clients get.
@@ -67,7 +69,7 @@ pub(crate) fn measure(place: &Place<'_>, clients: u32, seconds: u32) -> Result<(
     generator.wait_for_lists()?;
     let buffers_bytes = socket_buffers_bytes().saturating_sub(buffers);
     let memory = memory_at_rest(relay.pid());
-    let footprint = Footprint { server: RELAY, clients, idle, memory, buffers_bytes, upstream: Vec::new() };
+    let footprint = Footprint { server: WITH_POLICIES, clients, idle, memory, buffers_bytes, upstream: Vec::new() };
     eprintln!("{}", footprint.text());
     generator.record()?;
     let before = Moment::now(place, Some(&relay), &generator)?;
