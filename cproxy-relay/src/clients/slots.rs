@@ -1,6 +1,6 @@
 //! Slots of connections. Before a client is known, it has one of a few; the oldest that has shown nothing goes first,
-//! unless it came just now. After that, identities share the rest: if all are taken, the identity with most gives up one
-//! for an identity with fewer. Requests, and what clients have not read, are bounded by identity, too.
+//! unless it came just now. After that, identities share the rest: if all are taken, the identity with most gives up
+//! one for an identity with fewer. Requests, and what clients have not read, are bounded by identity, too.
 
 use std::{
     cmp::Reverse,
@@ -154,8 +154,8 @@ impl ConnectionSlots {
     }
 
     /// Slot for a new connection. If there is none left, one of those that have shown nothing ends: of the origin with
-    /// most of them the oldest, or the newest if the oldest has not had [`SHOW_TIME`] yet. The newest may be the new one
-    /// itself, which gets no slot then. Returns whether one has ended, too.
+    /// most of them the oldest, or the newest if the oldest has not had [`SHOW_TIME`] yet. The newest may be the new
+    /// one itself, which gets no slot then. Returns whether one has ended, too.
     pub(crate) fn enter(self: &Arc<Self>, peer: &PeerAddress) -> (Option<ConnectionSlot>, bool) {
         let (origin, now) = (Origin::from(peer), Instant::now());
         let mut state = self.state();
