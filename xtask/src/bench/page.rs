@@ -28,6 +28,9 @@ Each benchmark has a question, a chart, the figures that matter most, and the co
 results have all tables, intervals, notes and versions; `cargo xtask docs` makes a page of them. The build is the one \
 that was measured. `cargo xtask bench docs` writes this page and its charts from the results: do not edit it.";
 
+/// Beginning of a note about a direct connection whose rounds differ, after what was measured.
+const NOISY: &str = ": a noisy run. ";
+
 /// How to read the tables of all benchmarks; notes that belong to one benchmark are in its results.
 const LEGEND: &str = "\
 `direct` connects to the pod's own address. `cproxy`, `iptables`, `nftables` and `ipvs` connect to a ClusterIP that \
@@ -134,8 +137,9 @@ fn section(benchmark: Selection, report: &Value) -> String {
             section.push_str(&line(row, &cells.map(|cell| cell.unwrap_or_else(|| "-".to_owned())).collect::<Vec<_>>()));
         }
     }
-    if !view.note.is_empty() {
-        section.push_str(&format!("\n{}", wrapped(view.note)));
+    let noise = list(report, "notes").iter().filter_map(|note| noise(note.as_str()?));
+    for note in noise.chain((!view.note.is_empty()).then(|| view.note.to_owned())) {
+        section.push_str(&format!("\n{}", wrapped(&note)));
     }
     let mut facts = vec![text(report, "build").to_owned(), day(report).to_owned()];
     let verdicts: Vec<_> = targets(report).filter_map(|row| list(row, "cells").last()?.as_str()).collect();
@@ -147,6 +151,13 @@ fn section(benchmark: Selection, report: &Value) -> String {
     facts.retain(|fact| !fact.is_empty());
     section.push_str(&format!("\n{}", wrapped(&format!("`{}`: {}.", command(report), facts.join(", ")))));
     section
+}
+
+/// The part of a note about a noisy run that is not the same for all.
+fn noise(note: &str) -> Option<String> {
+    let (what, rest) = note.split_once(NOISY)?;
+    let (spread, _) = rest.split_once(". ")?;
+    Some(format!("{what}{NOISY}{spread}."))
 }
 
 /// Rows of the tables of aims.
@@ -276,7 +287,7 @@ mod tests {
                     {"name": "p99", "cells": ["1.1", "at most 1.00", "missed, by less than the noise"]},
                 ]},
             ],
-            "notes": ["Compare\nwith care."],
+            "notes": ["Compare\nwith care.", "c: a noisy run. Rounds span 11 % of it. Ratios count."],
         })
     }
 
@@ -297,6 +308,7 @@ mod tests {
             "\n\n![From a changed EndpointSlice to connections that follow it: time (ms, lower is better)]\
              (benchmarks/propagation-changes.svg)\n\n| ms | p50 | p90 | p99 | max |\n|---|---:|---:|---:|---:|\n\
              | since the change was sent | 1.5 | 1,234 | - | - |\n",
+            "\n\nc: a noisy run. Rounds span 11 % of it.\n",
             "\n`cargo xtask bench propagation`: cproxy 1, 2026-01-02, 1 of 2 aims met,\n\
              [results](benchmarks/propagation.json).\n\n## Budgets and aims\n",
             "\n## Without results\n\n- What do thousands",
@@ -312,7 +324,8 @@ mod tests {
             "\n\n## Missed aims\n\n| aim | ratio | target | |\n|---|---:|---:|---|\n\
              | [wrk](#wrk): p99 | 1.1 | at most 1.00 | missed, by less than the noise |\n\n\
              ## wrk\n\n`cargo xtask bench wrk --seconds 5`\n\n\
-             P, 2 CPUs, Linux 6.1, 2026-01-02: cproxy `cproxy 1`, nginx `2`.\n\nCompare with care.\n\n**From an",
+             P, 2 CPUs, Linux 6.1, 2026-01-02: cproxy `cproxy 1`, nginx `2`.\n\nCompare with care.\n\nc: a noisy run. \
+             Rounds span 11 % of it. Ratios count.\n\n**From an",
             "\n\n|  | p50 | p90 |\n|---|---:|---:|\n\
              | since the change was sent | 1.5 (1.2\u{a0}..\u{a0}1.9) | 1234 |\n\
              | &emsp;x &lt; y | 1 |  |\n\n**Targets**\n",

@@ -326,7 +326,7 @@ const REDIS: View = View {
 
 const REDIS_CLUSTER: View = View {
     question: "How many requests does a redis cluster of three shards answer in a second?",
-    note: "Where intervals overlap, the run is too noisy to tell peers apart.",
+    note: "",
     charts: &[ChartView {
         name: "throughput",
         title: "redis cluster: requests in a second through ClusterIPs",
@@ -405,7 +405,7 @@ fn rolling(case: &str, figure: &str, column: &str) -> [String; 3] {
 
 const UDP: View = View {
     question: "How many DNS queries in a second, and how fast is one TCP stream?",
-    note: "Where intervals overlap, the run is too noisy to tell peers apart.",
+    note: "",
     charts: &[ChartView {
         name: "throughput",
         title: "DNS queries and one TCP stream through a ClusterIP",
@@ -654,7 +654,8 @@ fn fleets(row: &str, figure: &str, agents: &str, peer: &str) -> [String; 3] {
 
 const FANOUT: View = View {
     question: "What does each further agent cost the API server?",
-    note: "kube-proxy was measured with up to 10 instances. All share two CPUs with the API server.",
+    note: "kube-proxy was measured with up to 10 instances. All share two CPUs with the API server. After a crash with \
+           5,000 Services an agent may need whole lists, as in its start.",
     charts: &[
         ChartView {
             name: "start-cpu",
