@@ -178,9 +178,12 @@ fn without_a_publisher_no_file_has_an_address_of_one() {
 }
 
 #[test]
-fn the_files_that_guides_name_are_in_an_archive_of_their_own() {
+fn the_documents_and_the_files_that_they_name_are_in_an_archive_of_their_own() {
     let list = output("tar", &["-tzf", text(&release_file("cproxy-deploy-", ".tar.gz"))]);
     for file in [
+        "README.md",
+        "docs/reference.md",
+        "docs/images/where-cproxy-sits.svg",
         "images/init",
         "images/kata/prestart/10-cproxy",
         "images/kernel/cproxy.config",

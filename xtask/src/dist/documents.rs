@@ -42,7 +42,7 @@ pub(super) fn of(program: &Program, components: &[Component], publisher: &Publis
 }
 
 /// A document of the repository, with the publisher's values.
-fn text(name: &str, publisher: &Publisher) -> Result<Vec<u8>> {
+pub(super) fn text(name: &str, publisher: &Publisher) -> Result<Vec<u8>> {
     let text = fs::read_to_string(paths::workspace().join(name)).with_context(|| format!("reading {name}"))?;
     Ok(publisher.fill(&text).with_context(|| name.to_owned())?.into_bytes())
 }

@@ -8,18 +8,33 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{Build, Release, version};
+use super::{Build, Release, documents, version};
 use crate::{
     architecture::Architecture,
     image::{self, Tree, gzip, oci, read, tar},
-    paths, run, setup,
+    paths,
+    publisher::Publisher,
+    run, setup,
 };
 
 /// Directory of the overlay that a system extension has, too.
 const UNITS: &str = "usr/lib/systemd/system";
 
-/// Files and directories of `images` that guides name: the first process, hooks, options of kernels, manifests.
-const DEPLOYED: [&str; 7] = ["init", "kata", "kernel", "kubernetes", "monitoring", "peer-pods", "relay"];
+/// Documents at the top of the repository.
+const DOCUMENTS: [&str; 4] = ["README.md", "SECURITY.md", "CHANGELOG.md", "LICENSE"];
+/// Documents, and what they name below `images`: the first process, hooks, options of kernels, manifests, a provider.
+const DEPLOYED: [&str; 10] = [
+    "docs",
+    "images/init",
+    "images/kata",
+    "images/kernel",
+    "images/kubernetes",
+    "images/monitoring",
+    "images/peer-pods",
+    "images/relay",
+    "images/rootfs/etc/cproxy/cproxy.conf",
+    "images/virtual-kubelet",
+];
 
 /// Adds the images of the agent for one architecture.
 pub(super) fn add(release: &Release, build: &Build) -> Result<()> {
@@ -53,19 +68,27 @@ pub(super) fn add_common(release: &Release, builds: &[Build]) -> Result<()> {
     add_deployed(release)
 }
 
-/// Adds an archive of the files below `images` that guides name, at the same paths.
+/// Adds an archive of all documents, and of the files below `images` that they name, at the same paths.
 fn add_deployed(release: &Release) -> Result<()> {
-    let images = paths::workspace().join("images");
-    let mut tree = Tree::default();
-    for name in DEPLOYED {
-        let (from, to) = (images.join(name), format!("images/{name}"));
-        if from.is_dir() {
-            tree.add_tree(&to, Tree::read(&from)?);
-        } else {
-            tree.add_program(&to, read(&from)?);
-        }
-    }
+    let tree = deployed(&release.publisher)?;
     release.add(&deploy_name(version()), &gzip(&tar::archive(&tree, release.stamp)?)?)
+}
+
+fn deployed(publisher: &Publisher) -> Result<Tree> {
+    let workspace = paths::workspace();
+    let mut tree = Tree::default();
+    for path in DEPLOYED {
+        tree.add_copy(path, &workspace.join(path))?;
+    }
+    let pages: Vec<_> = tree.entries().map(|(path, _)| path.to_owned()).filter(|path| is_page(path)).collect();
+    for name in DOCUMENTS.into_iter().map(str::to_owned).chain(pages) {
+        tree.add_file(&name, documents::text(&name, publisher)?);
+    }
+    Ok(tree)
+}
+
+fn is_page(path: &str) -> bool {
+    path.ends_with(".md")
 }
 
 fn rootfs_name(version: &str, target: Architecture) -> String {
@@ -138,7 +161,34 @@ fn write_squashfs(release: &Release, archive: &[u8], image: &Path) -> Result<()>
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::tidy::links::{normalized, targets};
+
+    /// Beginnings of paths that only the repository has: sources, and what is for whoever builds it.
+    const SOURCES: [&str; 7] =
+        ["crates/", "cproxy-ebpf/", "tests/", ".github/", "ARCHITECTURE.md", "CONTRIBUTING.md", "publisher.toml"];
+
+    #[test]
+    fn links_of_the_documents_lead_to_files_beside_them() {
+        let tree = deployed(&Publisher::default()).unwrap();
+        let paths: BTreeSet<_> = tree.entries().map(|(path, _)| path).collect();
+        let mut pages = 0;
+        for (name, page) in tree.entries().filter(|(path, _)| is_page(path)) {
+            pages += 1;
+            let text = str::from_utf8(page.content()).unwrap();
+            assert!(!text.contains("<!-- publisher:"), "{name}");
+            for target in targets(text) {
+                let file = target.split('#').next().unwrap_or_default();
+                let path = normalized(&Path::new(name).with_file_name(file));
+                let path = path.to_str().unwrap();
+                let is_there = file.is_empty() || paths.contains(path);
+                assert!(is_there || SOURCES.iter().any(|sources| path.starts_with(sources)), "{name}: {target}");
+            }
+        }
+        assert!(pages > 50, "{pages}");
+    }
 
     #[test]
     fn an_extension_has_nothing_outside_usr_and_names_itself() {

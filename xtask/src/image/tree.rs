@@ -70,9 +70,14 @@ impl Tree {
             let path = entry.with_context(failed)?.path();
             let name = path.file_name().and_then(|name| name.to_str());
             let inside = format!("{prefix}{}", name.with_context(|| format!("{}: not UTF-8", path.display()))?);
-            self.read_one(&path, inside).with_context(|| format!("reading {}", path.display()))?;
+            self.add_copy(&inside, &path)?;
         }
         Ok(())
+    }
+
+    /// Adds a file or link, or a directory with what is below it.
+    pub(crate) fn add_copy(&mut self, inside: &str, path: &Path) -> Result<()> {
+        self.read_one(path, inside.to_owned()).with_context(|| format!("reading {}", path.display()))
     }
 
     fn read_one(&mut self, path: &Path, inside: String) -> Result<()> {

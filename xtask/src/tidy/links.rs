@@ -9,7 +9,7 @@ pub(super) fn breaches(root: &Path, name: &Path, content: &str) -> Vec<String> {
 }
 
 /// Targets of all inline links and images, without those to other sites.
-fn targets(content: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn targets(content: &str) -> impl Iterator<Item = &str> {
     let after = content.split("](").skip(1);
     let targets = after.filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
     targets.filter(|target| !target.contains("://") && !target.contains(char::is_whitespace))
