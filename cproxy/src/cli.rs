@@ -197,6 +197,7 @@ fn parse(cli: &mut clap::Command, settings: MachineSettings) -> Result<Command, 
             options.switch.origins = origins;
         }
         Command::Wait(options) => options.switch.origins = origins,
+        Command::Status(options) => options.switch.origins = origins,
         Command::Check(options) => {
             options.switch.origins = origins;
             options.settings_error =

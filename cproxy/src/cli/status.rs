@@ -8,11 +8,13 @@ use super::{
     options::{Format, OutputOptions, Places},
     output::{print, screen},
 };
-use crate::{diagnose::status::status, report::pretty_json};
+use crate::{config::Switch, diagnose::status::status, report::pretty_json};
 
 /// Flags of `cproxy status`.
 #[derive(Args, Debug)]
 pub(super) struct StatusOptions {
+    #[command(flatten)]
+    pub(super) switch: Switch,
     #[command(flatten)]
     output: OutputOptions,
     #[command(flatten)]
@@ -21,7 +23,8 @@ pub(super) struct StatusOptions {
 
 /// Returns 1 unless an agent is ready and all is well.
 pub(super) fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
-    let status = status(&options.places.pin.pin_dir, &options.places.run.run_dir);
+    let disabled = options.switch.disabled();
+    let status = status(&options.places.pin.pin_dir, &options.places.run.run_dir, disabled);
     print(&match options.output.output {
         Format::Table => status.text(&screen()),
         Format::Json => format!("{}\n", pretty_json(&status)?),

@@ -57,6 +57,9 @@ pub(crate) struct StatusRow {
     last_change_seconds: Option<u64>,
     /// Calls a second.
     calls_per_second: Option<Calls>,
+    /// Whether no agent is to run here, which `silence` says then.
+    #[serde(skip)]
+    is_disabled: bool,
     /// Whether the programs and their table are installed.
     #[serde(skip)]
     has_table: bool,
@@ -79,8 +82,8 @@ struct Calls {
     drops: f64,
 }
 
-/// Asks kernel and agent, which takes a second.
-pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
+/// Asks kernel and agent, which takes a second. `disabled` is the reason why no agent is to run here, if there is one.
+pub(crate) fn status(pin_dir: &Path, run_dir: &Path, disabled: Option<String>) -> StatusRow {
     let pins = PinDir::new(pin_dir);
     let has_table = !pins.check_installed().is_err_and(|error| error.is_absence());
     let calls_per_second = calls(&pins);
@@ -98,6 +101,7 @@ pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
         (Life::Killed, _) => "killed",
         (Life::None, _) => "none",
     };
+    let disabled = disabled.filter(|_| agent == "none");
     let is_good = [source.as_ref().is_some_and(|of| of.is_good()), health.as_ref().is_some_and(|of| of.is_good())];
     let policy = fetch_policy(run_dir);
     let left = match (&policy, agent) {
@@ -117,7 +121,8 @@ pub(crate) fn status(pin_dir: &Path, run_dir: &Path) -> StatusRow {
         agent,
         pid: run_dir::agent(run_dir).ok().map(|pid| pid.as_raw_nonzero().get()),
         ready_seconds,
-        silence,
+        is_disabled: disabled.is_some(),
+        silence: disabled.or(silence),
         source: source.map(|source| source.to_string()),
         programs: health.map(|health| health.to_string()),
         policy: left.or_else(|| policy.map(|policy| policy.line())),
@@ -165,6 +170,7 @@ impl StatusRow {
         let pid = self.pid.map_or_else(String::new, |pid| format!("process {pid}, "));
         let agent = match (self.agent, self.ready_seconds) {
             ("ready", Some(seconds)) => (format!("{pid}ready for {}", time(seconds)), Colour::Green),
+            ("none", _) if self.is_disabled => (self.silence.clone().unwrap_or_default(), Colour::Yellow),
             ("none", _) if !self.has_table => {
                 ("none runs, and there is no table: start cproxy run".to_owned(), Colour::Red)
             }

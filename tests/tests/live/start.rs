@@ -203,6 +203,8 @@ fn a_machine_where_cproxy_is_disabled_is_as_one_without() {
     assert!(start.elapsed() < SYNC);
     let check = disabled(&["check"]);
     assert!(check.stdout.starts_with("degraded") && check.stdout.contains(&reason), "{check:?}");
+    let status = disabled(&["status"]);
+    assert!(status.code == 1 && status.stdout.contains(&format!("agent       {reason}\n")), "{status:?}");
     let explain = disabled(&["explain", "10.96.0.10:80"]);
     assert_eq!(explain.code, 4, "{explain:?}");
     assert!(explain.stdout.lines().next().is_some_and(|line| line.contains(&reason)), "{explain:?}");
