@@ -330,6 +330,15 @@ pub fn cproxy_with_variable<S: AsRef<OsStr>>(sandbox: &Sandbox, args: &[S], (nam
     run(sandbox, Placement::Hooked, command, "", COMMAND_TIMEOUT)
 }
 
+/// Like [`cproxy`] outside the served cgroup, with the privileges that these arguments of setpriv leave.
+pub fn cproxy_with_privileges(sandbox: &Sandbox, privileges: &[&str], args: &[&str]) -> Output {
+    let inner = cproxy_command(sandbox, args);
+    let mut command = Command::new("setpriv");
+    command.args(privileges).arg(inner.get_program()).args(args);
+    command.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    run(sandbox, Placement::Unhooked, command, "", COMMAND_TIMEOUT)
+}
+
 fn run_program<S: AsRef<OsStr>>(sandbox: &Sandbox, binary: &Path, args: &[S], input: &str) -> Output {
     run(sandbox, Placement::Hooked, command_in(sandbox, binary, args), input, COMMAND_TIMEOUT)
 }

@@ -48,12 +48,15 @@ pub enum WaitError {
     /// The agent cannot run on this machine.
     #[error("cannot run here: {0}")]
     Unusable(String),
+    /// The agent does not answer this user.
+    #[error("{0}")]
+    NotAllowed(String),
 }
 
 /// Waits until all conditions hold. Meanwhile, `report` is told what is missing, not too often.
 ///
 /// # Errors
-/// The timeout with the missing condition, or an agent that cannot run here.
+/// The timeout with the missing condition, an agent that cannot run here, or that does not answer this user.
 pub fn wait(conditions: &Conditions, mut report: impl FnMut(&str)) -> Result<(), WaitError> {
     let start = Instant::now();
     let left = || conditions.timeout.saturating_sub(start.elapsed());
@@ -114,6 +117,9 @@ fn first_missing(conditions: &Conditions, left: Duration) -> Result<Option<Missi
     }
     let rows = match fetch_services(&conditions.run_dir, left.clamp(LAST_RESPONSE, RESPONSE_TIMEOUT)) {
         Ok(rows) => rows,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return Err(WaitError::NotAllowed(explain_silence(&conditions.run_dir, &error)));
+        }
         Err(error) => return Ok(Some(Missing::Response(error))),
     };
     // Without an endpoint: whether there is a frontend.

@@ -10,7 +10,7 @@ use std::{
 
 use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice, node},
-    process::{Daemon, cproxy_binary, cproxy_command, eventually, run},
+    process::{Daemon, cproxy_with_privileges, eventually},
     sandbox::{Placement, Sandbox},
     world::{SYNC, World, pod, slices_of, web_with},
 };
@@ -142,12 +142,7 @@ fn objects() -> Vec<Value> {
 
 /// The answer to somebody in a shell outside the served cgroup, whom `before` may make another user.
 fn asked(sandbox: &Sandbox, before: &[&str], arguments: &[&str]) -> Answer {
-    let arguments = [&["explain"], arguments].concat();
-    let inner = cproxy_command(sandbox, &arguments);
-    let mut command = Command::new("setpriv");
-    command.args(before).arg(cproxy_binary()).args(&arguments);
-    command.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    Answer(run(sandbox, Placement::Unhooked, command, "", SYNC * 3))
+    Answer(cproxy_with_privileges(sandbox, before, &[&["explain"], arguments].concat()))
 }
 
 pub(super) fn from_outside(sandbox: &Sandbox, arguments: &[&str]) -> Answer {

@@ -9,7 +9,7 @@ use std::{
 
 use cproxy_tests::{
     manifest::{self, Endpoint, Service, Slice},
-    process::{Agent, Daemon, Signal, cproxy, cproxy_command, cproxy_with_variable},
+    process::{Agent, Daemon, Signal, cproxy, cproxy_command, cproxy_with_privileges, cproxy_with_variable},
     sandbox::{Placement, Sandbox},
     world::{SYNC, start_agent},
 };
@@ -249,6 +249,21 @@ fn wait_ends_at_once_when_the_agent_cannot_run_here() {
     let _agent = start_agent(&sandbox);
     // The previous agent's state is gone.
     assert_ready(&sandbox, &[]);
+}
+
+#[test]
+fn wait_ends_at_once_for_a_user_whom_the_agent_does_not_answer() {
+    let sandbox = Sandbox::for_test();
+    write_service(&sandbox, Endpoint::ready(POD));
+    let _agent = start_agent(&sandbox);
+    let start = Instant::now();
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let ready = cproxy_with_privileges(&sandbox, &nobody, &["wait", "--timeout", "20s"]);
+    assert_eq!(ready.code, 0, "{ready:?}");
+    let wait = cproxy_with_privileges(&sandbox, &nobody, &["wait", "--for", "default/web", "--timeout", "20s"]);
+    assert!(start.elapsed() < SYNC);
+    let says = wait.stderr.starts_with("cproxy: only root may ask the agent") && wait.stderr.ends_with("as root\n");
+    assert!(wait.code == 1 && says, "{wait:?}");
 }
 
 #[test]
