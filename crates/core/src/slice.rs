@@ -209,7 +209,7 @@ impl SliceRow {
                 Err(message) => findings.item(
                     ("endpoints", index, ".addresses[0]"),
                     format_args!("{text:?}"),
-                    &format!(" {message}; the endpoint is dropped"),
+                    &format!(" {message}: this endpoint is not used"),
                 ),
             }
         }

@@ -475,7 +475,10 @@ fn unknown(facts: &Facts) -> Verdict {
                 code: unserved.code.clone(),
                 reason: format!("without translation: {}", unserved.reason),
             },
-            (None, Some(_)) => Ruling::untranslated("no-port", "it has no address and port that cproxy could serve"),
+            (None, Some(_)) => Ruling::untranslated(
+                "no-port",
+                "it has no address and port that cproxy could serve; `cproxy get problems` has its mistakes, if any",
+            ),
             (None, None) => {
                 let others = unknown_to(agent);
                 let reason = format!("the source of the agent has no Service {name}{others}");
