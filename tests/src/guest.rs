@@ -397,7 +397,9 @@ impl<'s> GuestImage<'s> {
     fn command(&self, initrd: &Path, console: &Path) -> Command {
         let machine = self.kernel.machine();
         let mut command = Command::new(machine.qemu);
-        command.args(machine.options).args(["-accel", "tcg", "-smp", &self.cpus.to_string()]);
+        // CPUs in turn on one thread: one that waits for a lock gives way, where threads of many CPUs would keep the
+        // few of the machine from the holder.
+        command.args(machine.options).args(["-accel", "tcg,thread=single", "-smp", &self.cpus.to_string()]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.arg("-m").arg(self.memory_mib.to_string());
         if let Some(shift) = self.instruction_shift {
