@@ -211,9 +211,9 @@ mod tests {
         }
     }
 
-    /// Percentages of the README that compare with a machine without cproxy.
+    /// Percentages that compare with a machine without cproxy, and times that a boot waits.
     #[test]
-    fn percentages_of_the_readme_are_those_of_the_committed_results() {
+    fn figures_in_the_readmes_text_are_those_of_the_committed_results() {
         let readme = fs::read_to_string(paths::workspace().join("README.md")).unwrap();
         let readme = readme.split_whitespace().collect::<Vec<_>>().join(" ");
         let report = read(&kept_file_of("datapath")).unwrap().unwrap();
@@ -224,7 +224,14 @@ mod tests {
         let both = |call| (percent(call, "IPv4"), percent(call, "IPv6"));
         let (connect, again) = (both("TCP connect()"), both("UDP sendto(), again on one socket"));
         let whole = both("TCP socket(), connect(), close()");
+        let of_agent = read(&kept_file_of("agent")).unwrap().unwrap();
+        let [own, nftables, iptables] = PROXIES.map(|proxy| {
+            let at = [AGENT_TABLE, "start to ready, s", proxy].map(str::to_owned);
+            results::estimate(&of_agent, &at).unwrap().median
+        });
         for text in [
+            format!("waits {own:.2} s for the table of 5,000 Services"),
+            format!("kube-proxy's rules {nftables:.1} s (nftables) or {iptables:.1} s (iptables)"),
             format!("takes {} % longer over IPv4 and {} % over IPv6", connect.0, connect.1),
             format!("from socket() to close() {} and {} %", whole.0, whole.1),
             format!("has sent before {} and {} %", again.0, again.1),
