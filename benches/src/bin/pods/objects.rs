@@ -1,4 +1,4 @@
-//! Pods of a large cluster, of 4 to 5 KB each in protobuf.
+//! Pods of a large cluster, of 9 KB each in protobuf.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 

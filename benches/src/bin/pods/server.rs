@@ -1,6 +1,7 @@
 //! The API server with its Pods: requests that create, change, list and watch them.
 
 use std::{
+    ops::Range,
     process,
     sync::{
         Arc,
@@ -77,16 +78,21 @@ pub(crate) struct Counts {
 }
 
 impl<'a> Server<'a> {
-    /// The server of a control plane, with this many Pods that it is to create.
-    pub(crate) fn with_pods(control_plane: &'a ControlPlane<'a>, pods: usize) -> Result<Self> {
+    /// The server of a control plane, without Pods.
+    pub(crate) fn new(control_plane: &'a ControlPlane<'a>) -> Result<Self> {
         let pid = control_plane.api_server_pid().context("the API server does not run")?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let client = runtime.block_on(control_plane.client());
-        let server = Self { control_plane, pid, runtime, client, pods, changes: 0 };
+        Ok(Self { control_plane, pid, runtime, client, pods: 0, changes: 0 })
+    }
+
+    /// Creates Pods until there are `pods`.
+    pub(crate) fn create_pods(&mut self, pods: usize) -> Result<()> {
         let begin = Instant::now();
-        server.runtime.block_on(server.create())?;
-        eprintln!("{pods} Pods were created in {:.0} s", begin.elapsed().as_secs_f64());
-        Ok(server)
+        self.runtime.block_on(self.create(self.pods..pods))?;
+        self.pods = pods;
+        eprintln!("{pods} Pods: the last were created in {:.0} s", begin.elapsed().as_secs_f64());
+        Ok(())
     }
 
     /// CPU time of the server so far.
@@ -94,9 +100,9 @@ impl<'a> Server<'a> {
         cpu_time(self.pid)
     }
 
-    async fn create(&self) -> Result<()> {
+    async fn create(&self, pods: Range<usize>) -> Result<()> {
         let mut creating = JoinSet::new();
-        for pod in 0..self.pods {
+        for pod in pods {
             if creating.len() >= AT_ONCE {
                 creating.join_next().await.context("no request is under way")???;
             }
