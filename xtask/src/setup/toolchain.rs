@@ -15,8 +15,11 @@ use crate::{paths, run};
 
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
-const ADVICE: &str = "no toolchain for eBPF programs: run either `rustup toolchain install nightly --component \
-    rust-src` (with the development files of that nightly's LLVM), or as root on Debian \
+/// The nightly that is installed. Debian has the development files of its LLVM, 22, and not of what later ones have.
+const NIGHTLY: &str = "nightly-2026-05-20";
+
+const ADVICE: &str = "no toolchain for eBPF programs: run either `rustup toolchain install nightly-2026-05-20 \
+    --component rust-src` (with the development files of LLVM 22), or as root on Debian, with its security updates, \
     `apt-get install rustc-web rust-web-src llvm-22-dev zlib1g-dev libzstd-dev libxml2-dev`, then this again";
 
 /// A way to get a compiler, in words and as the function that tries it.
@@ -24,10 +27,11 @@ type Route = (&'static str, fn() -> Result<Compiler>);
 
 /// The ways, in order: first what is there, then what can be installed. rustup's download comes before Debian's
 /// packages, since it is the ordinary way; where only package mirrors are reached it fails at once.
-const ROUTES: [Route; 4] = [
+const ROUTES: [Route; 5] = [
     ("rustup's nightly", rustup_nightly),
     ("Debian's rustc", debian),
-    ("rustup's nightly with rust-src added", rustup_install),
+    ("rustup's nightly with rust-src added", rustup_complete),
+    ("rustup's nightly-2026-05-20, to be installed", rustup_install),
     ("Debian's rustc, to be installed", debian_install),
 ];
 
@@ -109,16 +113,22 @@ fn rustup_compiler(toolchain: &str) -> Result<Compiler> {
     Compiler::examine(which("cargo")?.trim().into(), which("rustc")?.trim().into(), false)
 }
 
-fn rustup_install() -> Result<Compiler> {
-    let mut command = Command::new("rustup");
-    if nightlies()?.iter().any(|name| name.starts_with("nightly-") && !name.contains("-20")) {
-        command.args(["component", "add", "rust-src", "--toolchain", "nightly"]);
-    } else {
-        command.args(["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"]);
+/// Adds the standard library's sources to a nightly without a day.
+fn rustup_complete() -> Result<Compiler> {
+    if !nightlies()?.iter().any(|name| name.starts_with("nightly-") && !name.contains("-20")) {
+        bail!("rustup has none here");
     }
     run::report("eBPF toolchain: asking rustup for rust-src");
-    run::capture(&mut command)?;
-    rustup_nightly()
+    run::capture(Command::new("rustup").args(["component", "add", "rust-src", "--toolchain", "nightly"]))?;
+    rustup_compiler("nightly")
+}
+
+fn rustup_install() -> Result<Compiler> {
+    nightlies()?;
+    run::report(format!("eBPF toolchain: asking rustup for {NIGHTLY}, about a minute"));
+    let mut command = Command::new("rustup");
+    run::capture(command.args(["toolchain", "install", NIGHTLY, "--profile", "minimal", "--component", "rust-src"]))?;
+    rustup_compiler(NIGHTLY)
 }
 
 fn debian() -> Result<Compiler> {
