@@ -37,15 +37,17 @@ static COMMANDS: [Provided; 16] = [
 static CLUSTER: [Provided; 2] = [("iptables", &["iptables"]), ("nft", &["nftables"])];
 
 /// Programs that tests run through ClusterIPs, those that read metrics, and shells with completions.
-static PROGRAMS: [Provided; 10] = [
+static PROGRAMS: [Provided; 12] = [
     ("busybox", &["busybox-static"]),
     ("dig", &["bind9-dnsutils"]),
     ("fish", &["fish"]),
     ("javac", &["default-jdk-headless"]),
     ("musl-gcc", &["musl-tools"]),
+    ("nginx", &["nginx-light"]),
     ("node", &["nodejs"]),
     ("prometheus", &["prometheus"]),
     ("promtool", &["prometheus"]),
+    ("python3", &["python3"]),
     ("redis-cli", &["redis-tools"]),
     ("zsh", &["zsh"]),
 ];

@@ -148,6 +148,8 @@ pub(super) const SUITES: &[Suite] = &[
         rule("places::places_follow", &[], Class::Exclusive),
         // System calls depend on the allocator and the optimiser.
         rule("privileges::", &[Need::ShippedAgent], ONE),
+        // nginx, dnsmasq, python3 and others as the pod's servers.
+        rule("receive::servers::", &[Need::Programs], ONE),
     ], 2, 120),
     suite("matrix", SuiteKind::Live, AGENT, &[], 5, 30),
     suite("upgrade", SuiteKind::Live, OLDER, &[], 30, 30),
