@@ -1,6 +1,7 @@
 //! The datapath by all system calls of applications: the matrix ([`cells`]), the state of one socket ([`flows`]),
 //! shared sockets ([`handles`]), other ways to connect ([`opening`]), network policy ([`policed`]), addresses of
-//! load balancers ([`received`]), session affinity ([`affinity`]) and the evenness of the choice ([`balance`]).
+//! load balancers ([`received`]), session affinity ([`affinity`]) the evenness of the choice ([`balance`]) and the
+//! cost of calls ([`cost`]).
 //!
 //! Nothing here depends on timing: every wait ends with its event, and a wait without it is a failure.
 
@@ -23,6 +24,7 @@ mod world;
 mod affinity;
 mod balance;
 mod cells;
+mod cost;
 mod flows;
 mod handles;
 mod opening;

@@ -22,6 +22,32 @@ fn every_socket_call_is_as_on_any_other_kernel() {
     assert_eq!(values_of(&console, "matrix: "), ["0"], "{console}");
 }
 
+/// The times of the calls are instructions: the emulator makes each take a nanosecond.
+#[test]
+fn calls_to_a_cluster_ip_cost_few_instructions() {
+    let sandbox = Sandbox::for_test();
+    let image = GuestImage::new(&sandbox, &Kernel::from_env()).memory_mib(1024).counting_instructions(0);
+    let console = run(image, "cost::");
+    assert_eq!(values_of(&console, "matrix: "), ["0"], "{console}");
+    let measured = |call: &str, form: &str| {
+        let label = format!("cost of {call}, {form}: ");
+        let texts = values_of(&console, &label);
+        let numbers = texts.first().and_then(|text| text.split_once(" and "));
+        let (with, without) = numbers.unwrap_or_else(|| panic!("no {label:?}: {console}"));
+        (with.parse::<f64>().unwrap(), without.parse::<f64>().unwrap())
+    };
+    for call in ["connect()", "sendto()"] {
+        let shown = ["v4", "v6"].map(|form| {
+            let (with, without) = measured(call, form);
+            format!("{:.0} more, {:.3} times", with - without, with / without)
+        });
+        report(
+            &format!("89 instructions of {call} to a ClusterIP, beside one to the pod without programs, IPv4; IPv6"),
+            &shown.join("; "),
+        );
+    }
+}
+
 /// The kernel's LRU maps keep elements for each CPU.
 #[test]
 fn a_guest_with_many_cpus_remembers_as_many_peers() {
