@@ -18,10 +18,6 @@ const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 /// The nightly that is installed. Debian has the development files of its LLVM, 22, and not of what later ones have.
 const NIGHTLY: &str = "nightly-2026-05-20";
 
-const ADVICE: &str = "no toolchain for eBPF programs: run either `rustup toolchain install nightly-2026-05-20 \
-    --component rust-src` (with the development files of LLVM 22), or as root on Debian, with its security updates, \
-    `apt-get install rustc-web rust-web-src llvm-22-dev zlib1g-dev libzstd-dev libxml2-dev`, then this again";
-
 /// A way to get a compiler, in words and as the function that tries it.
 type Route = (&'static str, fn() -> Result<Compiler>);
 
@@ -31,7 +27,7 @@ const ROUTES: [Route; 5] = [
     ("rustup's nightly", rustup_nightly),
     ("Debian's rustc", debian),
     ("rustup's nightly with rust-src added", rustup_complete),
-    ("rustup's nightly-2026-05-20, to be installed", rustup_install),
+    ("rustup's nightly of a fixed day, to be installed", rustup_install),
     ("Debian's rustc, to be installed", debian_install),
 ];
 
@@ -58,7 +54,11 @@ fn find_or_install() -> Result<()> {
             Err(error) => run::report(format!("eBPF toolchain: not {route}: {error:#}")),
         }
     }
-    bail!(ADVICE)
+    bail!(
+        "no toolchain for eBPF programs: run either `rustup toolchain install {NIGHTLY} --component rust-src` (with \
+         the development files of LLVM 22), or as root on Debian, with its security updates, `apt-get install \
+         rustc-web rust-web-src llvm-22-dev zlib1g-dev libzstd-dev libxml2-dev`, then this again"
+    )
 }
 
 /// Whether an earlier setup recorded a toolchain that still works.
@@ -124,7 +124,6 @@ fn rustup_complete() -> Result<Compiler> {
 }
 
 fn rustup_install() -> Result<Compiler> {
-    nightlies()?;
     run::report(format!("eBPF toolchain: asking rustup for {NIGHTLY}, about a minute"));
     let mut command = Command::new("rustup");
     run::capture(command.args(["toolchain", "install", NIGHTLY, "--profile", "minimal", "--component", "rust-src"]))?;
