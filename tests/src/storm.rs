@@ -18,6 +18,7 @@
 mod calls;
 mod connects;
 mod flows;
+mod losses;
 
 pub mod addresses;
 pub mod client;
@@ -39,8 +40,9 @@ use std::{
 
 use self::{
     addresses::SERVICES,
-    flows::{Flows, Step},
+    flows::{Answers, Flows, Step},
     history::{History, Outcome},
+    losses::{Losses, may_be_lost},
 };
 use crate::{
     Done,
@@ -73,6 +75,7 @@ pub struct Storm {
     has_begun: AtomicBool,
     is_over: AtomicBool,
     failure: Mutex<Option<String>>,
+    losses: Losses,
     /// Numbers of events, for each form of addresses.
     counts: Mutex<BTreeMap<Event, [u64; Form::ALL.len()]>>,
 }
@@ -84,6 +87,8 @@ enum Event {
     NoService,
     /// A socket was closed, as a backend has left.
     Closed,
+    /// The kernel has lost a datagram, so that the call says nothing.
+    Lost,
     Flow(Step),
 }
 
@@ -157,6 +162,11 @@ impl Storm {
         self.failure.lock().unwrap().clone().unwrap_or_default()
     }
 
+    /// Whether a question by UDP failed as the kernel has lost a datagram.
+    pub fn is_lost(&self, error: &io::Error) -> bool {
+        may_be_lost(error) && self.losses.excuse()
+    }
+
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed) || self.has_failed()
     }
@@ -176,7 +186,15 @@ impl Storm {
             let mut flows = Flows::open(forms, &mut random).map_err(|error| error.to_string())?;
             let mut round = 0;
             while round < rounds && !self.is_over() {
-                flows.ask_all(&self.history, |step, form| self.count(Event::Flow(step), form))?;
+                match flows.ask_all(&self.history, |step, form| self.count(Event::Flow(step), form))? {
+                    Answers::All => {}
+                    // Whether the lost question has moved its flow is not known.
+                    Answers::OneMissing(_, error) if self.is_lost(&error) => {
+                        self.count(Event::Lost, forms[0]);
+                        break;
+                    }
+                    Answers::OneMissing(asked, error) => return Err(format!("no answer of {asked}: {error}")),
+                }
                 thread::sleep(self.pause);
                 round += 1;
             }
@@ -200,10 +218,12 @@ impl Storm {
 
     fn connect(&self, kind: SocketKind, form: Form, service: usize, question: u64) -> Result<Event, String> {
         let agent = self.agents.load(Ordering::SeqCst);
-        let (outcome, period) = connects::call(kind, form, service, question).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => "no answer".to_owned(),
-            _ => error.to_string(),
-        })?;
+        let (outcome, period) = match connects::call(kind, form, service, question) {
+            Ok(called) => called,
+            Err(error) if kind != SocketKind::Tcp && self.is_lost(&error) => return Ok(Event::Lost),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err("no answer".to_owned()),
+            Err(error) => return Err(error.to_string()),
+        };
         self.history.check_new(service, period, outcome)?;
         match outcome {
             Outcome::Reached(_) => Ok(Event::Connect(kind)),

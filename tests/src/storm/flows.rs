@@ -36,6 +36,14 @@ impl Step {
     pub(crate) const ANSWERED: [Self; 3] = [Self::Began, Self::Kept, Self::Moved];
 }
 
+/// Answers to the questions of one round.
+#[derive(Debug)]
+pub(crate) enum Answers {
+    All,
+    /// The one of this address has not come.
+    OneMissing(SocketAddr, io::Error),
+}
+
 /// A socket and its flows.
 pub(crate) struct Flows {
     socket: UdpSocket,
@@ -69,7 +77,7 @@ impl Flows {
     }
 
     /// Asks all Services and the pod in none, and then receives the answers in any order.
-    pub(crate) fn ask_all(&mut self, history: &History, record: impl Fn(Step, Form)) -> Result<(), String> {
+    pub(crate) fn ask_all(&mut self, history: &History, record: impl Fn(Step, Form)) -> Result<Answers, String> {
         let mut pending = BTreeMap::new();
         for (index, flow) in self.flows.iter_mut().enumerate() {
             self.questions += 1;
@@ -86,9 +94,19 @@ impl Flows {
         send_to(&self.socket, self.questions, self.loner).map_err(|error| format!("{}: {error}", self.loner))?;
         pending.insert(self.questions, None);
         while !pending.is_empty() {
-            let unanswered =
-                |error| format!("no answer to {} of {} questions: {error}", pending.len(), self.flows.len());
-            let (answer, from) = receive(&self.socket).map_err(unanswered)?;
+            let (answer, from) = match receive(&self.socket) {
+                Ok(received) => received,
+                Err(error) => {
+                    let asked: Vec<_> = pending
+                        .values()
+                        .map(|asked| asked.map_or(self.loner, |(index, _)| self.flows[index].vip()))
+                        .collect();
+                    return match asked[..] {
+                        [vip] => Ok(Answers::OneMissing(vip, error)),
+                        _ => Err(format!("no answers of {asked:?}: {error}")),
+                    };
+                }
+            };
             let (question, server) = decode(answer);
             let asked = pending.remove(&question).ok_or_else(|| format!("{server} answers a question of another"))?;
             let Some((index, period)) = asked else {
@@ -105,7 +123,7 @@ impl Flows {
             let backend = backend.map_err(|error| format!("{flow}: {error}"))?;
             record(flow.proceed(history, Outcome::Reached(backend), period)?, flow.form);
         }
-        Ok(())
+        Ok(Answers::All)
     }
 }
 

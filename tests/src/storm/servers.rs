@@ -45,6 +45,8 @@ pub const ANSWER_BYTES: usize = QUESTION_BYTES + 18;
 pub struct Servers {
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    /// Sockets at ports of TCP. A datagram that is sent there by mistake is not among those that the kernel has lost.
+    _silent: Vec<UdpSocket>,
 }
 
 impl Servers {
@@ -54,8 +56,9 @@ impl Servers {
     /// When a port is taken.
     pub fn start(sandbox: &Sandbox) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
-        let mut servers = Self { is_over, threads: Vec::new() };
         let anywhere = |port| SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+        let silent = TCP_PORTS.map(|port| sandbox.netns().run(|| UdpSocket::bind(anywhere(port))).unwrap());
+        let mut servers = Self { is_over, threads: Vec::new(), _silent: silent.into() };
         for port in TCP_PORTS {
             let listener = Arc::new(sandbox.netns().run(|| TcpListener::bind(anywhere(port))).unwrap());
             let is_over = servers.is_over.clone();

@@ -3,7 +3,7 @@
 
 use std::{
     fmt::Display,
-    net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -97,6 +97,8 @@ pub(crate) fn run(
 struct Held {
     cluster_ip: Host,
     listener: TcpListener,
+    /// A datagram that is sent here by mistake is not among those that the kernel has lost.
+    _silent: UdpSocket,
     connections: Vec<Connection>,
     opened: usize,
     random: Random,
@@ -111,8 +113,9 @@ struct Connection {
 
 impl Held {
     fn new(thread: usize, random: Random) -> Self {
-        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port(thread))).unwrap();
-        Self { cluster_ip: service(thread), listener, connections: Vec::new(), opened: 0, random }
+        let server = (Ipv6Addr::UNSPECIFIED, port(thread));
+        let (listener, silent) = (TcpListener::bind(server).unwrap(), UdpSocket::bind(server).unwrap());
+        Self { cluster_ip: service(thread), listener, _silent: silent, connections: Vec::new(), opened: 0, random }
     }
 
     /// Looks at all, replaces some, and goes on to this number.

@@ -43,6 +43,7 @@ pub(crate) fn run(storm: &Storm, sandbox: &Sandbox, [is_over, is_out]: [&AtomicB
             {
                 0
             }
+            Err(error) if storm.is_lost(&error) => 0,
             Err(error) => {
                 let way = if is_connected { "connected" } else { "unconnected" };
                 return storm.fail(format!("resolver with a socket that is {way}: {error}"));
