@@ -28,6 +28,9 @@ const PRELUDE: &str = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
     echo the endpoint answers >/tmp/www/index.html; httpd -h /tmp/www -p 8080; cd /etc/cproxy\n\
     set -e\n";
 
+/// Calls that make a line of `cproxy check`, up to its name.
+const MAKE_LINES: [&str; 2] = ["required(\"", "optional(\""];
+
 /// Page with a configuration of Firecracker.
 const FIRECRACKER: &str = "docs/integrations/firecracker.md";
 
@@ -65,6 +68,26 @@ fn marked_commands_of_the_documents_can_be_run_as_they_stand() {
         }
     }
     assert_ne!(run, 0, "no block is marked with `{MARK}`");
+}
+
+#[test]
+fn the_reference_has_each_line_of_check() {
+    let diagnose = repository().join("cproxy/src/diagnose");
+    let reference = fs::read_to_string(repository().join(REFERENCE)).unwrap();
+    let mut sources = vec![diagnose.join("check.rs")];
+    sources.extend(fs::read_dir(diagnose.join("check")).unwrap().map(|entry| entry.unwrap().path()));
+    let mut names = 0;
+    for path in sources {
+        let source = fs::read_to_string(&path).unwrap();
+        let code = source.split("#[cfg(test)]").next().unwrap();
+        for line in MAKE_LINES.iter().flat_map(|call| code.split(call).skip(1)) {
+            let name = line.split('"').next().unwrap();
+            let is_of_many = name.starts_with("map_") || name.starts_with("program_");
+            assert!(is_of_many || reference.contains(&format!("`{name}`")), "{REFERENCE} lacks `{name}`: {path:?}");
+            names += 1;
+        }
+    }
+    assert!(names > 20, "{names}");
 }
 
 #[test]
