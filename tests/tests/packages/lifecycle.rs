@@ -2,7 +2,8 @@
 
 use std::{fs, process::Command};
 
-use cproxy_tests::{http, older::older_agents, sandbox::Sandbox};
+use cproxy_tests::{http, manifest, older::older_agents, sandbox::Sandbox};
+use serde_json::json;
 
 use crate::machine::{Machine, VIP, agent_package, release_file, repacked};
 
@@ -92,7 +93,7 @@ fn a_removal_takes_the_table_away_and_leaves_what_the_administrator_made() {
     machine.assert_served();
 
     let said = machine.does("dpkg --remove cproxy");
-    assert!(said.contains("cproxy: removing the table; ClusterIPs end on this machine"), "{said}");
+    assert!(said.contains("ClusterIPs end on this machine"), "{said}");
     http::get((VIP, 80), "/").expect_err("no ClusterIP is served any more");
     machine.does("! pidof cproxy");
     // The container runtime would not start with a link to a unit that is gone.
@@ -103,6 +104,33 @@ fn a_removal_takes_the_table_away_and_leaves_what_the_administrator_made() {
     machine.does(&format!("test ! -e {SETTINGS} && test ! -e /etc/init.d/cproxy"));
     machine.does("test -e /etc/cproxy/manifests/web.json");
     assert_eq!(machine.does("find /etc /usr /var/lib/systemd -name 'cproxy*' -not -path '/etc/cproxy*'"), "");
+}
+
+#[test]
+fn a_removal_ends_a_network_policy() {
+    let sandbox = Sandbox::for_test();
+    let machine = Machine::boot(&sandbox);
+    let _server = machine.with_service();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "default", "name": "this"},
+        "status": {"phase": "Running", "podIPs": [{"ip": "10.244.0.9"}]},
+    });
+    let policy = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"namespace": "default", "name": "deny-all"},
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
+    });
+    manifest::write(&machine.path("/etc/cproxy/manifests"), "policy.json", [pod, policy]);
+    let package = machine.bring(&agent_package());
+    machine.does(&format!("dpkg --install {package}"));
+    configure(&machine);
+    machine.does(&format!("printf 'policy = enforce\\npolicy-pod = default/this\\n' >>{SETTINGS}"));
+    machine.start();
+    assert!(machine.does("cproxy check").contains("the pod is isolated for ingress and egress"));
+
+    let said = machine.does("dpkg --remove cproxy");
+    assert!(said.contains("cproxy: removing the table and any network policy"), "{said}");
+    machine.does("test ! -e /sys/fs/bpf/cproxy");
 }
 
 #[test]
