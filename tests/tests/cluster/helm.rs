@@ -172,6 +172,8 @@ fn the_chart_has_the_version_of_cproxy_and_describes_each_value() {
     for field in ["version", "appVersion"] {
         assert_eq!(metadata[field], env!("CARGO_PKG_VERSION"), "{field}");
     }
+    let sidecar = read(&images().join("kubernetes/overlays/sidecar/pod.yaml"));
+    assert!(sidecar.contains(concat!("image: cproxy:", env!("CARGO_PKG_VERSION"), "\n")), "{sidecar}");
     let schema: Value = serde_json::from_str(&read(&chart().join("values.schema.json"))).unwrap();
     let mut values = yaml(&read(&chart().join("values.yaml")));
     // Helm sets it for each chart.
