@@ -51,7 +51,7 @@ mod tracing;
 
 pub use attachments::{Attachments, Difference, LinkState};
 pub(crate) use cgroups::cgroups_below;
-pub use cgroups::{ROOT_CGROUP_ID, cgroup_id};
+pub use cgroups::{ROOT_CGROUP_ID, cgroup_id, is_cgroup2};
 pub use client_affinity::{ClientAffinities, ClientAffinity};
 pub use counters::read_counters;
 pub use cproxy_ebpf::observation::Verdict as TraceVerdict;

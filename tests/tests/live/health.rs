@@ -321,6 +321,8 @@ fn a_cgroup_that_is_made_again_is_attached_again() {
         let is_there = links.iter().all(|(_, id)| id.as_ref().is_ok_and(|&id| id == made));
         if is_there { Ok(()) } else { Err(agent.tail()) }
     });
+    let (state, detail) = hooks(&sandbox);
+    assert_eq!(state, "ok", "a call is tried in the new one: {detail}");
     agent.stop();
-    fs::remove_dir(inner).unwrap();
+    eventually(LOOK, "the cgroup is removed", || fs::remove_dir(&inner));
 }

@@ -54,8 +54,6 @@ impl Installed {
         let Self { config, lock, environment, mailbox, tasks, reconciler, .. } = self;
         let has_exec_plugin = self.source.has_exec_plugin();
         let StartedSource { events, early, sender, client, last_contact, .. } = self.source;
-        // The agent may write to no such file later.
-        let entrance = health::entrance(&environment.cgroup);
         *broker = filter_system_calls(self.broker).map(Arc::new);
         let policy_orders = self.policy.as_ref().map(|(policy, _)| policy.orders());
         if let Some((mut policy, feed)) = self.policy {
@@ -88,7 +86,6 @@ impl Installed {
         tasks.keep("restores", signs);
         let health_checker = HealthChecker {
             broker: broker.clone(),
-            entrance,
             cgroup_changes: health::cgroup_changes(),
             health,
             requests: self.check_requests,

@@ -7,7 +7,6 @@
 mod walk;
 
 use std::{
-    fs::File,
     future::pending,
     io,
     path::{Path, PathBuf},
@@ -143,8 +142,6 @@ pub(in crate::agent) struct HealthChecker {
     pub(in crate::agent) lock: PinLock,
     /// Broker that starts children, if system calls are filtered.
     pub(in crate::agent) broker: Option<Arc<Broker>>,
-    /// Way into the cgroup for a child.
-    pub(in crate::agent) entrance: io::Result<File>,
     /// Changes of the cgroup, if they can be seen.
     pub(in crate::agent) cgroup_changes: Option<FileChanges>,
     /// All background tasks of the agent, which it reports on.
@@ -154,12 +151,6 @@ pub(in crate::agent) struct HealthChecker {
 /// Changes of cgroups, if they can be seen. Call it inside a tokio runtime.
 pub(in crate::agent) fn cgroup_changes() -> Option<FileChanges> {
     FileChanges::open().inspect_err(|error| tracing::debug!("changes of the cgroup cannot be seen: {error}")).ok()
-}
-
-/// Way into a cgroup for a child: its file `cgroup.procs`. The agent opens it at its start, since it may write to no
-/// such file later.
-pub(in crate::agent) fn entrance(cgroup: &Path) -> io::Result<File> {
-    File::options().write(true).open(cgroup.join("cgroup.procs"))
 }
 
 /// Programs that are attached to `cgroup` now, if their links can be read.
@@ -299,9 +290,6 @@ impl HealthChecker {
         let pins = self.environment.pin_dir.clone();
         let prepared = Environment::prepare(self.cgroup.as_deref(), &pins, &self.run_dir);
         self.environment = prepared.map_err(|error| error.to_string())?;
-        if let Ok(entrance) = entrance(&self.environment.cgroup) {
-            self.entrance = Ok(entrance);
-        }
         let broker = self.broker.clone();
         let installed = install_in_child(&self.environment, &self.lock, self.service_counters, broker.clone()).await;
         installed.map_err(|error| error.to_string())?;
@@ -351,16 +339,13 @@ impl HealthChecker {
     async fn walk_routes(&self, routes: Vec<Route>, exclusions: &Exclusions) -> CanaryReport {
         let (pins, cgroup) = (self.lock.pins().clone(), self.environment.cgroup.clone());
         let broker = self.broker.clone();
-        let entrance = self.entrance.as_ref().map_err(ToString::to_string);
-        let entrance = entrance.and_then(|file| file.try_clone().map_err(|error| error.to_string()));
         let excluded: Vec<_> = exclusions.cgroups.iter().map(|cgroup| cgroup.id).collect();
-        let walked = tokio::task::spawn_blocking(move || match entrance {
-            _ if is_served(&cgroup, &excluded) => walk_all(&routes, &pins),
-            Ok(entrance) => walk_in(entrance, &pins, &routes, broker.as_deref()),
-            Err(error) => Walked::not(&format_args!(
-                "the agent is not in {}, and a child cannot enter it: {error}",
-                cgroup.display()
-            )),
+        let walked = tokio::task::spawn_blocking(move || {
+            if is_served(&cgroup, &excluded) {
+                walk_all(&routes, &pins)
+            } else {
+                walk_in(&cgroup, &pins, &routes, broker.as_deref())
+            }
         });
         let walked = walked.await.unwrap_or_else(|error| Walked::not(&error));
         if walked.needs_ports {

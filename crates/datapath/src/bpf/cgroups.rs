@@ -7,7 +7,7 @@
 use std::{
     collections::HashSet,
     fs, io,
-    os::unix::fs::MetadataExt,
+    os::{fd::AsFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -30,6 +30,14 @@ pub const ROOT_CGROUP_ID: u64 = 1;
 /// There is no such directory.
 pub fn cgroup_id(dir: &Path) -> io::Result<u64> {
     Ok(fs::metadata(dir)?.ino())
+}
+
+/// Whether an open file or directory is on cgroup2.
+///
+/// # Errors
+/// Its file system cannot be asked.
+pub fn is_cgroup2(opened: impl AsFd) -> io::Result<bool> {
+    Ok(fstatfs(opened)?.f_type as u64 == CGROUP2_SUPER_MAGIC)
 }
 
 /// Ids of a cgroup and of all below it.

@@ -11,13 +11,13 @@ use cproxy_core::{ExcludedCgroup, Exclusions};
 use cproxy_ebpf::{EXCLUDED_CGROUP, EXCLUDED_OTHER_NETNS, Settings};
 use cproxy_mountinfo as mountinfo;
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstatfs, statx},
+    fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, statx},
     net::{AddressFamily, SocketType},
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 
 use super::{
-    cgroups::{CGROUP2_SUPER_MAGIC, ROOT_CGROUP_ID, cgroup_id, in_initial_namespace, is_on, is_root},
+    cgroups::{CGROUP2_SUPER_MAGIC, ROOT_CGROUP_ID, cgroup_id, in_initial_namespace, is_cgroup2, is_on, is_root},
     error::TableError,
     pins::PinDir,
     reader::KernelReader,
@@ -51,7 +51,7 @@ pub fn excluded_cgroup(dir: &Path) -> Result<ExcludedCgroup, CgroupError> {
     let path = fs::canonicalize(dir).map_err(failed)?;
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
     let opened = rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
-    if fstatfs(&opened).map_err(|error| failed(error.into()))?.f_type as u64 != CGROUP2_SUPER_MAGIC {
+    if !is_cgroup2(&opened).map_err(failed)? {
         return Err(CgroupError::NotCgroup2(dir.to_owned()));
     }
     let mount_id = statx(CWD, &path, AtFlags::empty(), StatxFlags::MNT_ID).map_err(|error| failed(error.into()))?;

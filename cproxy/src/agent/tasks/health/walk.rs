@@ -4,15 +4,15 @@ use std::{
     fmt::Display,
     fs::File,
     io::{self, Write as _},
-    os::fd::AsFd,
     path::Path,
 };
 
 use cproxy_core::{Address, Protocol};
 use cproxy_datapath::{
-    bpf::PinDir,
+    bpf::{PinDir, is_cgroup2},
     canary::{Obstacle, Route, WalkError, walk, walk_denied},
 };
+use rustix::fs::{Mode, OFlags, openat};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -63,10 +63,17 @@ pub(super) fn walk_all(routes: &[Route], pins: &PinDir) -> Walked {
     Walked { report, needs_ports: matches!(obstacle, Some((_, Obstacle::PortInUse))) }
 }
 
-/// Walks the routes in a child that enters a cgroup by `entrance`, its file `cgroup.procs`.
-pub(super) fn walk_in(entrance: File, pins: &PinDir, routes: &[Route], broker: Option<&Broker>) -> Walked {
+/// Walks the routes in a child that enters a cgroup. The child opens the file by which it does: the agent may not.
+pub(super) fn walk_in(cgroup: &Path, pins: &PinDir, routes: &[Route], broker: Option<&Broker>) -> Walked {
+    let failed = |error: &dyn Display| {
+        Walked::not(&format_args!("the agent is not in {}, and a child cannot enter it: {error}", cgroup.display()))
+    };
+    let dir = match File::open(cgroup) {
+        Ok(dir) => dir,
+        Err(error) => return failed(&error),
+    };
     let words: Vec<_> = ["canary".into()].into_iter().chain(routes.iter().map(|route| text(route).into())).collect();
-    let output = match run_child(broker, pins.directory(), &words, entrance.into()) {
+    let output = match run_child(broker, pins.directory(), &words, dir.into()) {
         Ok(output) => output,
         Err(error) => return Walked::not(&error),
     };
@@ -74,18 +81,22 @@ pub(super) fn walk_in(entrance: File, pins: &PinDir, routes: &[Route], broker: O
         let report = CanaryReport::read(walked.get("report")?)?;
         Some(Walked { report, needs_ports: walked.get("needs_ports")?.as_bool()? })
     };
-    read_answer(&output.stdout, read).unwrap_or_else(|_| Walked::not(&String::from_utf8_lossy(&output.stderr).trim()))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    read_answer(&output.stdout, read).unwrap_or_else(|_| failed(&stderr.trim().trim_start_matches("cproxy: ")))
 }
 
-/// Implementation of `cproxy canary`, the child of the agent. Returns the outcome as JSON.
+/// Implementation of `cproxy canary`, the child of the agent, whose stdin is the directory of a cgroup. Returns the
+/// outcome as JSON.
 ///
 /// # Errors
 /// This process cannot enter the cgroup, or a route is not one.
 pub fn walk_canary(pin_dir: &Path, routes: &[String]) -> io::Result<String> {
-    let mut entrance = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let processes = openat(io::stdin(), "cgroup.procs", OFlags::WRONLY | OFlags::NOFOLLOW, Mode::empty())?;
+    if !is_cgroup2(&processes)? {
+        return Err(io::Error::other("it is not on cgroup2"));
+    }
     // "0" is the process that writes.
-    let entered = entrance.write_all(b"0");
-    entered.map_err(|error| io::Error::other(format!("the cgroup cannot be entered: {error}")))?;
+    File::from(processes).write_all(b"0")?;
     let routes = routes.iter().map(|text| parse(text).ok_or(io::ErrorKind::InvalidInput.into()));
     let walked = walk_all(&routes.collect::<io::Result<Vec<_>>>()?, &PinDir::new(pin_dir));
     Ok(serde_json::to_string(&walked)?)
