@@ -176,7 +176,7 @@ fn explain(
         }
         Format::Table => {
             print_rows(rows.into_iter(), output)?;
-            print(&format!("\n{}", explanations_text(name, &endpoints)))
+            print(&format!("\n{}", explanations_text(name, store.slices(name).count(), &endpoints)))
         }
     }
 }

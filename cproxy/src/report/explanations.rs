@@ -73,16 +73,19 @@ pub struct Explained<'a> {
     pub endpoints: &'a [EndpointRow],
 }
 
-/// Why endpoints are used or not, as aligned columns.
+/// Why endpoints of a Service with so many slices are used or not, as aligned columns.
 #[must_use]
-pub fn explanations_text(service: &ServiceName, endpoints: &[EndpointRow]) -> String {
-    let has_slice = endpoints.iter().any(|row| row.slice.is_some());
-    let no_slice = if has_slice { String::new() } else { format!("{}.\n", missing_slice(service)) };
+pub fn explanations_text(service: &ServiceName, slices: usize, endpoints: &[EndpointRow]) -> String {
+    let nothing = match slices {
+        0 => format!("{}.\n", missing_slice(service)),
+        _ if endpoints.is_empty() => "Its EndpointSlices have no endpoint.\n".to_owned(),
+        _ => String::new(),
+    };
     if endpoints.is_empty() {
-        return no_slice;
+        return nothing;
     }
     format!(
-        "{}{no_slice}\n\
+        "{}{nothing}\n\
          USED  yes: gets new connections; keeps: gets none, and serves those that it has; no: neither\n",
         endpoints_text(endpoints)
     )

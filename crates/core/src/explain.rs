@@ -372,6 +372,10 @@ impl<'a> View<'a> {
         let mut explanations = Vec::new();
         let row = self.slices.iter().find(|(other, row)| other == name && row.family == self.family);
         let Some((_, row)) = row else { return explanations };
+        // The controller's slice of a selector that matches nothing has neither endpoints nor ports.
+        if slice.map_or(row.endpoints.is_empty(), |slice| slice.endpoints.is_empty()) {
+            return explanations;
+        }
         let mut add = |endpoint: String, usage: Usage, (code, reason): (&'static str, String)| {
             explanations.push(Explanation {
                 port_name: self.port.name.to_string(),

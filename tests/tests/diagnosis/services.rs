@@ -2,7 +2,7 @@
 
 use cproxy_tests::{
     manifest::{Endpoint, Service, Slice, node},
-    process::eventually,
+    process::{cproxy, eventually},
     world::{SYNC, World, pod, service, slices, web, web_with},
 };
 use serde_json::{Value, json};
@@ -96,6 +96,19 @@ fn a_wrong_port_name() {
     let slice = Slice::v4("web").tcp("web", 8080).ready([pod(1).v4]);
     let world = world_with(web(), [slice.into()], &[]);
     explain(&world).fails_because(&["the slice has no port \"http\" TCP (it has: \"web\" TCP)"]);
+}
+
+#[test]
+fn a_selector_that_matches_nothing() {
+    // As the controller of slices writes it.
+    let mut slice = Value::from(Slice::v4("web"));
+    slice["ports"] = Value::Null;
+    slice["endpoints"] = Value::Null;
+    let world = world_with(web(), [slice], &[]);
+    explain(&world).fails_because(&["ECONNREFUSED", "its EndpointSlices have no endpoint"]);
+    let manifests = world.sandbox.manifest_dir().display().to_string();
+    let resolved = cproxy(&world.sandbox, &["resolve", "--manifests", &manifests, "--explain", "default/web"]);
+    assert!(resolved.stdout.ends_with("\nIts EndpointSlices have no endpoint.\n"), "{resolved:?}");
 }
 
 #[test]
