@@ -55,7 +55,7 @@ pub use client::{
 };
 pub use connection::agent;
 pub use files::{read_states, ready_seconds};
-pub use life::{ENDED, KILLED, Life, life};
+pub use life::{ENDED, KILLED, Life, failure, life, remedy};
 pub use owner::{Failure, RunDir, RunDirError, clear_unused, record_failure};
 pub use protocol::RESPONSE_TIMEOUT;
 pub use server::{respond, serve};

@@ -34,8 +34,8 @@ use crate::{
     privileges::{Rights, can_filter_system_calls},
     report::{HealthReport, Names, SourceReport},
     run_dir::{
-        self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_health, fetch_problems, fetch_services,
-        fetch_source, life,
+        self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, failure, fetch_health, fetch_problems,
+        fetch_services, fetch_source, life, remedy,
     },
 };
 
@@ -442,8 +442,11 @@ impl AgentState {
             }
             Self::Lives(_) => ok("runs"),
             Self::HasEnded(Life::Killed) => degraded(format!("{KILLED}: start cproxy run")),
-            Self::HasEnded(_) => degraded(format!("{ENDED}: start cproxy run")),
-            Self::NotThere => ok("none has been started"),
+            Self::HasEnded(_) => degraded(format!("{ENDED}{}", remedy(run_dir))),
+            Self::NotThere => match failure(run_dir) {
+                Some(reason) => degraded(format!("the last one has ended: {reason}")),
+                None => ok("none has been started"),
+            },
         }
     }
 }

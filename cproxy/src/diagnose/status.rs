@@ -13,7 +13,7 @@ use crate::{
     report::{Colour, Screen, one_line, time},
     run_dir::{
         self, ENDED, KILLED, Life, RESPONSE_TIMEOUT, explain_silence, fetch_gauges, fetch_health, fetch_policy,
-        fetch_problems, fetch_source, life, ready_seconds, stopped_agent,
+        fetch_problems, fetch_source, life, ready_seconds, remedy, stopped_agent,
     },
 };
 
@@ -60,6 +60,9 @@ pub(crate) struct StatusRow {
     /// Whether no agent is to run here, which `silence` says then.
     #[serde(skip)]
     is_disabled: bool,
+    /// Why the last agent has ended, or what to do.
+    #[serde(skip)]
+    remedy: String,
     /// Whether the programs and their table are installed.
     #[serde(skip)]
     has_table: bool,
@@ -122,6 +125,7 @@ pub(crate) fn status(pin_dir: &Path, run_dir: &Path, disabled: Option<String>) -
         pid: run_dir::agent(run_dir).ok().map(|pid| pid.as_raw_nonzero().get()),
         ready_seconds,
         is_disabled: disabled.is_some(),
+        remedy: remedy(run_dir),
         silence: disabled.or(silence),
         source: source.map(|source| source.to_string()),
         programs: health.map(|health| health.to_string()),
@@ -171,11 +175,9 @@ impl StatusRow {
         let agent = match (self.agent, self.ready_seconds) {
             ("ready", Some(seconds)) => (format!("{pid}ready for {}", time(seconds)), Colour::Green),
             ("none", _) if self.is_disabled => (self.silence.clone().unwrap_or_default(), Colour::Yellow),
-            ("none", _) if !self.has_table => {
-                ("none runs, and there is no table: start cproxy run".to_owned(), Colour::Red)
-            }
+            ("none", _) if !self.has_table => (format!("none runs, and there is no table{}", self.remedy), Colour::Red),
             ("killed", _) => (format!("{KILLED}: start cproxy run"), Colour::Red),
-            ("none", _) => (format!("{ENDED}: start cproxy run"), Colour::Red),
+            ("none", _) => (format!("{ENDED}{}", self.remedy), Colour::Red),
             ("stopped", _) => (self.silence.clone().unwrap_or_default(), Colour::Red),
             (state, _) => (format!("{pid}{state}: cproxy wait says what is missing"), Colour::Yellow),
         };

@@ -12,8 +12,8 @@ use cproxy_core::{Action, ServiceName};
 use super::{
     client::{explain_silence, fetch_gauges, fetch_services, fetch_source},
     files::{is_ready, read_line},
-    life::{KILLED, Life, life, obstacle},
-    protocol::{CLOSED, FAILED, LIMITED, RESPONSE_TIMEOUT, UNUSABLE},
+    life::{KILLED, Life, failure, life, obstacle},
+    protocol::{CLOSED, LIMITED, RESPONSE_TIMEOUT, UNUSABLE},
 };
 use crate::report::SourceReport;
 
@@ -135,7 +135,7 @@ fn first_missing(conditions: &Conditions, left: Duration) -> Result<Option<Missi
 
 impl Missing {
     fn explain(&self, run_dir: &Path) -> String {
-        let failure = read_line(run_dir, FAILED);
+        let failure = failure(run_dir);
         match self {
             Self::Agent => format!("{KILLED}: start cproxy run"),
             _ if let Some(reason) = failure => format!("the agent has ended: {reason}"),
@@ -168,7 +168,10 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::run_dir::{files::boot_id, protocol::READY};
+    use crate::run_dir::{
+        files::boot_id,
+        protocol::{FAILED, READY},
+    };
 
     fn conditions(name: &str) -> Conditions {
         let run_dir = std::env::temp_dir().join(format!("cproxy-wait-{}-{name}", std::process::id()));

@@ -109,6 +109,12 @@ fn an_agent_that_is_dead() {
     let check = cproxy(sandbox, &["check"]).stdout;
     let words = "no agent runs: Services work as of the last change";
     assert!(check.lines().any(|line| line.starts_with("degraded") && line.contains(words)), "{check}");
+    // One that ends by itself says why.
+    cproxy(sandbox, &["run", "--manifests", "/nowhere"]).failure(2);
+    for command in ["check", "status"] {
+        let said = cproxy(sandbox, &[command]).stdout;
+        assert!(said.contains("; the last one has ended: --manifests /nowhere: "), "{said}");
+    }
     let by_name = Answer::to(&world.sandbox, &["default/web"]);
     assert!(
         by_name.0.code == 4 && by_name.verdict().starts_with("default/web: unknown: only a running agent"),
