@@ -46,8 +46,7 @@ pub(crate) async fn trace(pins: &PinDir, request: &TraceRequest) -> anyhow::Resu
     let switched = tracing.switch_out();
     if traced.is_ok() {
         let events = iter::from_fn(|| tracing.next_event()).take(LAST_EVENTS_MAX).collect();
-        let is_last_summary = request.is_summary && request.is_json;
-        let counters = is_last_summary.then(|| tracing.counters()).transpose()?;
+        let counters = request.is_summary.then(|| tracing.counters()).transpose()?;
         let last = printing.finish(Work { events, counters, lost: tracing.lost() });
         match timeout(LAST_MAX, last).await {
             Ok(printed) => printed?,

@@ -4,6 +4,7 @@ use std::{collections::HashMap, net::IpAddr};
 
 use cproxy_core::{printable, sort_few_by};
 use cproxy_datapath::bpf::{PolicyDecision, ServiceCounters, ServiceCounts, TraceEvent, TracedDenial};
+use cproxy_policy::Direction;
 use serde::Serialize;
 
 use super::{
@@ -43,14 +44,14 @@ pub struct TraceRow {
     pub pid: Option<u32>,
     /// Name of the thread; `None` before Linux 6.1.
     pub command: Option<String>,
-    /// User of the process.
-    pub uid: u32,
-    /// Id of the process's cgroup: the inode number of its directory.
-    pub cgroup: u64,
-    /// Cookie of the network namespace.
-    pub netns_cookie: u64,
-    /// Cookie of the socket.
-    pub socket_cookie: u64,
+    /// User of the process; `None` of what comes in.
+    pub uid: Option<u32>,
+    /// Id of the process's cgroup: the inode number of its directory; `None` of what comes in.
+    pub cgroup: Option<u64>,
+    /// Cookie of the network namespace; `None` of what comes in.
+    pub netns_cookie: Option<u64>,
+    /// Cookie of the socket; `None` of what comes in.
+    pub socket_cookie: Option<u64>,
 }
 
 /// Columns of a terminal from which on a line has the address of a Service beside its name.
@@ -127,6 +128,8 @@ impl TraceRow {
     pub fn new(event: &TraceEvent, names: &Names, policy: Option<&PodPolicyReport>, clock_offset_ns: i128) -> Self {
         let of_frontend = names.service(&event.frontend);
         let time_us = (clock_offset_ns + i128::from(event.time_ns)) / 1_000;
+        // What comes in has no process yet, and is denied before it has a socket.
+        let has_caller = event.denial.as_ref().is_none_or(|denial| denial.direction == Direction::Egress);
         Self {
             time: time_us as f64 / 1e6,
             verdict: event.verdict,
@@ -147,10 +150,10 @@ impl TraceRow {
             backend: event.backend.as_ref().map(BackendAddress::from),
             pid: event.pid,
             command: event.command.clone(),
-            uid: event.uid,
-            cgroup: event.cgroup_id,
-            netns_cookie: event.netns_cookie,
-            socket_cookie: event.socket_cookie,
+            uid: has_caller.then_some(event.uid),
+            cgroup: has_caller.then_some(event.cgroup_id),
+            netns_cookie: has_caller.then_some(event.netns_cookie),
+            socket_cookie: has_caller.then_some(event.socket_cookie),
         }
     }
 
@@ -273,10 +276,10 @@ mod tests {
             backend: backend.map(|at| BackendAddress { address: at.ip(), port: at.port() }),
             pid: Some(41_812),
             command: Some("kube-state-metr".to_owned()),
-            uid: 0,
-            cgroup: 1,
-            netns_cookie: 1,
-            socket_cookie: 1,
+            uid: Some(0),
+            cgroup: Some(1),
+            netns_cookie: Some(1),
+            socket_cookie: Some(1),
         }
     }
 

@@ -371,7 +371,9 @@ fn a_summary_counts_on_when_a_service_is_made_again() {
     world.set(of_udp("dns", Ipv4Addr::new(10, 97, 0, 1)), |rows| !rows.is_empty());
     connect(5);
     tracer.wait_log("default/dns   5 ", SYNC);
+    connect(3);
     assert!(tracer.stop().success());
+    assert!(tracer.log().contains("default/dns   8 "), "calls of the last second: {}", tracer.log());
 }
 
 #[test]
