@@ -290,7 +290,11 @@ impl Reconciler {
         let text = |error: TableError| error.to_string();
         match command {
             Command::Reseed { holds, sender } => {
-                match (self.resume(ResumeReason::Reseed).map_err(text), &self.policy) {
+                let resumed = self.resume(ResumeReason::Reseed).map_err(text);
+                if resumed.is_ok() {
+                    tracing::info!(name: "restored", "cproxy reseed: choosing from a new seed");
+                }
+                match (resumed, &self.policy) {
                     // The pod is closed by the time that the command ends.
                     (Ok(()), Some(policy)) => {
                         let order =

@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const FILE_BYTES_MAX: usize = 16 << 20;
 
 /// Commands whose output is in the report, and the names of its files.
-const COMMANDS: [(&str, &[&str]); 9] = [
+const COMMANDS: [(&str, &[&str]); 12] = [
     ("version.txt", &["version"]),
     ("status.json", &["status", "-o", "json"]),
     ("check.json", &["check", "-o", "json"]),
@@ -30,6 +30,9 @@ const COMMANDS: [(&str, &[&str]); 9] = [
     ("sockets.json", &["get", "sockets", "-o", "json"]),
     ("counters.json", &["get", "counters", "-o", "json"]),
     ("problems.json", &["get", "problems", "-o", "json"]),
+    ("policy.json", &["get", "policy", "-o", "json"]),
+    ("denials.json", &["get", "denials", "-o", "json"]),
+    ("receive.json", &["get", "receive", "-o", "json"]),
     ("config.json", &["get", "config", "-o", "json"]),
 ];
 

@@ -408,9 +408,16 @@ fn a_report_for_support_has_all_parts_and_no_secrets() {
         (list, text)
     };
     let (names, text) = parts(&[], "plain.tar");
-    for name in
-        ["check.json", "services.json", "sockets.json", "counters.json", "config.json", "log.txt", "agent/status"]
-    {
+    for name in [
+        "check.json",
+        "services.json",
+        "sockets.json",
+        "counters.json",
+        "policy.json",
+        "denials.json",
+        "log.txt",
+        "agent/status",
+    ] {
         assert!(names.contains(&format!("cproxy-bugreport/{name}\n")), "{name}: {names}");
     }
     for part in ["default/web", VIP, POD, "ready after", "terminate-sockets", "Linux version"] {

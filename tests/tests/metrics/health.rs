@@ -87,9 +87,10 @@ fn a_restored_agent_is_not_ready_until_its_table_is_compared_the_control_plane_i
     let sandbox = Sandbox::for_test();
     let mut control_plane = ControlPlane::start(&sandbox);
     control_plane.apply(http_service("web", "10.96.0.10", ["10.244.0.1"]));
-    let _agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).args(FLAGS).start();
+    let mut agent = Agent::new(&sandbox).kubeconfig(control_plane.agent_kubeconfig()).args(FLAGS).start();
     control_plane.stop_api_server();
     cproxy(&sandbox, &["reseed"]).success();
+    agent.wait_log("cproxy reseed: choosing from a new seed", PATIENCE);
     let pending = expect("/readyz", 503);
     assert_eq!(pending, "the table has not been compared with the API server since the VM was restored\n");
     assert_eq!(get(HEALTHZ, "/healthz").code, 200);

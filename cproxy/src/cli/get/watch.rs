@@ -108,7 +108,9 @@ fn rates<'c>(before: &[(String, u64)], now: &'c [(String, u64)], elapsed: Durati
     let changed = now.iter().filter(|counter| !before.contains(counter));
     let rate = |(name, value): &'c (String, u64)| {
         let old = before.iter().find(|(of, _)| of == name).map_or(*value, |(_, value)| *value);
-        let per_second = (i128::from(*value) - i128::from(old)) * 1_000 / elapsed_ms;
+        let change = (i128::from(*value) - i128::from(old)) * 1_000;
+        // To the nearest number: a look comes slightly later than a second after the last.
+        let per_second = (change + elapsed_ms / 2 * change.signum()) / elapsed_ms;
         Rate { name, value: *value, per_second: i64::try_from(per_second).unwrap_or(i64::MAX) }
     };
     changed.map(rate).collect()
@@ -195,5 +197,8 @@ mod tests {
         let found = rates(&old, &new, Duration::from_secs(2));
         let found: Vec<_> = found.iter().map(|rate| (rate.name, rate.value, rate.per_second)).collect();
         assert_eq!(found, [("up", 2_010, 1_000), ("down", 0, -5), ("new", 5, 0)]);
+        let found = rates(&old, &new, Duration::from_millis(2_002));
+        let found: Vec<_> = found.iter().map(|rate| rate.per_second).collect();
+        assert_eq!(found, [999, -5, 0], "to the nearest number");
     }
 }
