@@ -60,7 +60,7 @@ pub(crate) struct StatusRow {
     /// Whether no agent is to run here, which `silence` says then.
     #[serde(skip)]
     is_disabled: bool,
-    /// Why the last agent has ended, or what to do.
+    /// Reason of the last agent's end, or the remedy.
     #[serde(skip)]
     remedy: String,
     /// Whether the programs and their table are installed.

@@ -73,7 +73,7 @@ pub struct Explained<'a> {
     pub endpoints: &'a [EndpointRow],
 }
 
-/// Why endpoints of a Service with so many slices are used or not, as aligned columns.
+/// Use of each endpoint of a Service, with the reason, as aligned columns. `slices` is the number of its slices.
 #[must_use]
 pub fn explanations_text(service: &ServiceName, slices: usize, endpoints: &[EndpointRow]) -> String {
     let nothing = match slices {

@@ -44,13 +44,13 @@ pub struct TraceRow {
     pub pid: Option<u32>,
     /// Name of the thread; `None` before Linux 6.1.
     pub command: Option<String>,
-    /// User of the process; `None` of what comes in.
+    /// User of the process; `None` for ingress.
     pub uid: Option<u32>,
-    /// Id of the process's cgroup: the inode number of its directory; `None` of what comes in.
+    /// Id of the process's cgroup: the inode number of its directory; `None` for ingress.
     pub cgroup: Option<u64>,
-    /// Cookie of the network namespace; `None` of what comes in.
+    /// Cookie of the network namespace; `None` for ingress.
     pub netns_cookie: Option<u64>,
-    /// Cookie of the socket; `None` of what comes in.
+    /// Cookie of the socket; `None` for ingress.
     pub socket_cookie: Option<u64>,
 }
 
@@ -128,7 +128,7 @@ impl TraceRow {
     pub fn new(event: &TraceEvent, names: &Names, policy: Option<&PodPolicyReport>, clock_offset_ns: i128) -> Self {
         let of_frontend = names.service(&event.frontend);
         let time_us = (clock_offset_ns + i128::from(event.time_ns)) / 1_000;
-        // What comes in has no process yet, and is denied before it has a socket.
+        // Ingress denials: neither process nor socket.
         let has_caller = event.denial.as_ref().is_none_or(|denial| denial.direction == Direction::Egress);
         Self {
             time: time_us as f64 / 1e6,

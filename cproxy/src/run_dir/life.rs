@@ -30,13 +30,13 @@ pub const KILLED: &str = "the agent was killed: Services work as of its last cha
 /// Effect of an agent's end, in words.
 pub const ENDED: &str = "no agent runs: Services work as of the last change, and later changes have no effect";
 
-/// Why the last agent has ended, if it has said so.
+/// Recorded reason of the last agent's end.
 #[must_use]
 pub fn failure(run_dir: &Path) -> Option<String> {
     read_line(run_dir, FAILED)
 }
 
-/// End of a sentence about an agent that does not run: why the last one has ended, or what to do.
+/// End of a sentence about the absence of an agent: the reason of the last one's end, or the remedy.
 #[must_use]
 pub fn remedy(run_dir: &Path) -> String {
     failure(run_dir).map_or(": start cproxy run".to_owned(), |reason| format!("; the last one has ended: {reason}"))

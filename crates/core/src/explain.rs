@@ -372,7 +372,7 @@ impl<'a> View<'a> {
         let mut explanations = Vec::new();
         let row = self.slices.iter().find(|(other, row)| other == name && row.family == self.family);
         let Some((_, row)) = row else { return explanations };
-        // The controller's slice of a selector that matches nothing has neither endpoints nor ports.
+        // Placeholder slice of a selector without matches: no endpoints, no ports.
         if slice.map_or(row.endpoints.is_empty(), |slice| slice.endpoints.is_empty()) {
             return explanations;
         }

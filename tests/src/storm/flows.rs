@@ -40,7 +40,7 @@ impl Step {
 #[derive(Debug)]
 pub(crate) enum Answers {
     All,
-    /// The one of this address has not come.
+    /// All but the answer from this address.
     OneMissing(SocketAddr, io::Error),
 }
 

@@ -11,15 +11,15 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Calls that failed as the kernel had lost their datagrams.
+/// Datagrams lost by the kernel, and the calls excused by them.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
+    /// Number of excused calls.
     excused: AtomicU64,
 }
 
 impl Losses {
-    /// Whether the kernel has lost a datagram in this network namespace that excuses no other call. It then excuses
-    /// this one.
+    /// Takes a lost datagram of this network namespace as the excuse of one call; false without one.
     pub(crate) fn excuse(&self) -> bool {
         let lost = datagrams_without_socket().expect("the kernel's counters are readable");
         let more = |excused| (excused < lost).then_some(excused + 1);

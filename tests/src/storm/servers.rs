@@ -45,7 +45,7 @@ pub const ANSWER_BYTES: usize = QUESTION_BYTES + 18;
 pub struct Servers {
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    /// Sockets at ports of TCP. A datagram that is sent there by mistake is not among those that the kernel has lost.
+    /// UDP sockets at the TCP ports: misdirected datagrams are not counted as lost.
     _silent: Vec<UdpSocket>,
 }
 

@@ -97,7 +97,7 @@ pub(crate) fn run(
 struct Held {
     cluster_ip: Host,
     listener: TcpListener,
-    /// A datagram that is sent here by mistake is not among those that the kernel has lost.
+    /// UDP socket at the TCP port: misdirected datagrams are not counted as lost.
     _silent: UdpSocket,
     connections: Vec<Connection>,
     opened: usize,

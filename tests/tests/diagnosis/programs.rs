@@ -109,7 +109,7 @@ fn an_agent_that_is_dead() {
     let check = cproxy(sandbox, &["check"]).stdout;
     let words = "no agent runs: Services work as of the last change";
     assert!(check.lines().any(|line| line.starts_with("degraded") && line.contains(words)), "{check}");
-    // One that ends by itself says why.
+    // Failure at the start.
     cproxy(sandbox, &["run", "--manifests", "/nowhere"]).failure(2);
     for command in ["check", "status"] {
         let said = cproxy(sandbox, &[command]).stdout;

@@ -100,7 +100,7 @@ fn a_wrong_port_name() {
 
 #[test]
 fn a_selector_that_matches_nothing() {
-    // As the controller of slices writes it.
+    // Placeholder of the EndpointSlice controller.
     let mut slice = Value::from(Slice::v4("web"));
     slice["ports"] = Value::Null;
     slice["endpoints"] = Value::Null;

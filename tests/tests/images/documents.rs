@@ -28,7 +28,7 @@ const PRELUDE: &str = "export PATH=/usr/bin:/bin:/usr/sbin:/sbin\n\
     echo the endpoint answers >/tmp/www/index.html; httpd -h /tmp/www -p 8080; cd /etc/cproxy\n\
     set -e\n";
 
-/// Calls that make a line of `cproxy check`, up to its name.
+/// Constructors of a line of `cproxy check`, up to its name.
 const MAKE_LINES: [&str; 2] = ["required(\"", "optional(\""];
 
 /// Page with a configuration of Firecracker.

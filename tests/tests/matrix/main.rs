@@ -1,6 +1,6 @@
 //! The datapath by all system calls of applications: the matrix ([`cells`]), the state of one socket ([`flows`]),
 //! shared sockets ([`handles`]), other ways to connect ([`opening`]), network policy ([`policed`]), addresses of
-//! load balancers ([`received`]), session affinity ([`affinity`]) the evenness of the choice ([`balance`]) and the
+//! load balancers ([`received`]), session affinity ([`affinity`]), the evenness of the choice ([`balance`]) and the
 //! cost of calls ([`cost`]).
 //!
 //! Nothing here depends on timing: every wait ends with its event, and a wait without it is a failure.

@@ -63,7 +63,7 @@ pub(super) fn walk_all(routes: &[Route], pins: &PinDir) -> Walked {
     Walked { report, needs_ports: matches!(obstacle, Some((_, Obstacle::PortInUse))) }
 }
 
-/// Walks the routes in a child that enters a cgroup. The child opens the file by which it does: the agent may not.
+/// Walks the routes in a child inside a cgroup. The child opens `cgroup.procs`: the agent's filter forbids it.
 pub(super) fn walk_in(cgroup: &Path, pins: &PinDir, routes: &[Route], broker: Option<&Broker>) -> Walked {
     let failed = |error: &dyn Display| {
         Walked::not(&format_args!("the agent is not in {}, and a child cannot enter it: {error}", cgroup.display()))
