@@ -1,4 +1,5 @@
-//! A separate cgroup: eBPF programs attached to it affect this process and its children only.
+//! Separate cgroups: eBPF programs attached to one affect this process and its children only. Their parent holds no
+//! others, since agents watch it.
 
 use std::{
     fs, io,
@@ -12,7 +13,7 @@ use cproxy_mountinfo::MountEntry;
 /// Limit on the time that killed processes take to leave.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A child of the cgroup2 root that holds the whole process until dropped.
+/// A cgroup that holds the whole process until dropped.
 #[derive(Debug)]
 pub(crate) struct ChildCgroup {
     pub(crate) path: PathBuf,
@@ -20,18 +21,20 @@ pub(crate) struct ChildCgroup {
     pub(crate) beside: PathBuf,
     /// Directory of the process's former cgroup.
     pub(crate) origin: PathBuf,
+    /// The cgroup that holds both, a child of the cgroup2 root.
+    pub(crate) parent: PathBuf,
 }
 
 impl ChildCgroup {
-    /// Creates the cgroup `name` and moves the process into it.
+    /// Creates the cgroup `name` with two in it, and moves the process into the first.
     pub(crate) fn enter(name: &str) -> Self {
         let mount = mount_point().unwrap_or_else(|error| panic!("{error}"));
         let origin = own_directory(&mount).unwrap_or_else(|error| panic!("{error}"));
-        let [path, beside] = directories(&mount, name);
-        for path in [&path, &beside] {
+        let parent = mount.point.join(name);
+        let cgroup = Self { path: parent.join("hooked"), beside: parent.join("beside"), origin, parent };
+        for path in [&cgroup.parent, &cgroup.path, &cgroup.beside] {
             fs::create_dir(path).unwrap_or_else(|error| panic!("cannot create the cgroup {}: {error}", path.display()));
         }
-        let cgroup = Self { path, beside, origin };
         move_process(&cgroup.path)
             .unwrap_or_else(|error| panic!("cannot move this process into {}: {error}", cgroup.path.display()));
         cgroup
@@ -39,27 +42,22 @@ impl ChildCgroup {
 
     fn leave_and_remove(&self) -> io::Result<()> {
         move_process(&self.origin)?;
-        kill_and_remove(&self.path)?;
-        kill_and_remove(&self.beside)
+        kill_and_remove(&self.parent)
     }
 }
 
 impl Drop for ChildCgroup {
     fn drop(&mut self) {
         if let Err(error) = self.leave_and_remove() {
-            eprintln!("sandbox: the cgroup {} stays: {error}", self.path.display());
+            eprintln!("sandbox: the cgroup {} stays: {error}", self.parent.display());
         }
     }
 }
 
 /// Removes the remains of a killed process's cgroup `name`.
 pub(crate) fn sweep(name: &str) -> io::Result<()> {
-    directories(&mount_point()?, name).iter().filter(|path| path.is_dir()).try_for_each(|path| kill_and_remove(path))
-}
-
-/// Directories of the cgroup `name` and of the one beside it.
-fn directories(mount: &MountEntry, name: &str) -> [PathBuf; 2] {
-    [name.to_owned(), format!("{name}-beside")].map(|name| mount.point.join(name))
+    let path = mount_point()?.point.join(name);
+    if path.is_dir() { kill_and_remove(&path) } else { Ok(()) }
 }
 
 /// Kills the processes in the cgroup and below it, and removes it.

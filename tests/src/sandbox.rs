@@ -106,6 +106,11 @@ impl Sandbox {
         Self::new(TEST_PREFIX)
     }
 
+    /// Cgroup that holds the sandbox's others, and none of anybody else.
+    pub fn cgroup_parent(&self) -> &Path {
+        &self.cgroup.parent
+    }
+
     /// Cgroup of this process, to which programs are attached.
     pub fn cgroup(&self) -> &Path {
         &self.cgroup.path

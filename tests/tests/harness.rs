@@ -36,9 +36,10 @@ struct Traces {
 impl Traces {
     fn of(sandbox: &Sandbox) -> Self {
         let traces =
-            Self { cgroup: sandbox.cgroup().into(), directory: sandbox.dir().into(), netns: thread_namespace() };
-        assert!(traces.cgroup.join("cgroup.procs").exists());
-        assert!(own_cgroup().ends_with(traces.cgroup.file_name().unwrap()), "the process is in {:?}", own_cgroup());
+            Self { cgroup: sandbox.cgroup_parent().into(), directory: sandbox.dir().into(), netns: thread_namespace() };
+        assert!(sandbox.cgroup().join("cgroup.procs").exists());
+        let own = sandbox.cgroup().strip_prefix(traces.cgroup.parent().unwrap()).unwrap();
+        assert!(own_cgroup().ends_with(own), "the process is in {:?}", own_cgroup());
         assert!(is_mounted_below(&traces.directory));
         traces
     }
@@ -163,7 +164,7 @@ fn a_test_that_is_killed() -> ! {
     let (agent, _pod) = served_pod(&sandbox, "of the killed");
     let mut stranger = sandbox.child_in(sleeper()).spawn().unwrap();
     assert_eq!(echo::ask_tcp(VIP).unwrap().name, "of the killed");
-    for path in [sandbox.cgroup(), sandbox.dir()] {
+    for path in [sandbox.cgroup_parent(), sandbox.dir()] {
         println!("{OWNS}{}", path.display());
     }
     for pid in [agent.pid(), stranger.id()] {
@@ -220,6 +221,15 @@ fn children_are_where_they_were_put() {
     };
     assert_eq!(cgroup_of(Placement::Hooked), format!("0::{}", own_cgroup().display()));
     assert_ne!(cgroup_of(Placement::Unhooked), cgroup_of(Placement::Hooked));
+}
+
+/// Agents watch the parent of their cgroup: neighbours make none there.
+#[test]
+fn the_cgroups_of_a_sandbox_are_in_one_of_its_own() {
+    let sandbox = Sandbox::for_test();
+    let parent = sandbox.cgroup_parent();
+    assert_eq!([sandbox.cgroup(), sandbox.cgroup_beside()].map(Path::parent), [Some(parent); 2]);
+    assert_eq!(std::fs::read_to_string(parent.join("cgroup.procs")).unwrap(), "");
 }
 
 #[test]

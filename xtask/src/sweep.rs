@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(creator(Path::new("/sys/fs/cgroup/cproxy-test-123-4")), Some(123));
         assert_eq!(creator(Path::new("/tmp/cproxy-demo-77/bpf")), Some(77));
         assert_eq!(creator(Path::new("/tmp/cproxy-test blank-42-1/bpf")), Some(42));
-        assert_eq!(creator(Path::new("/sys/fs/cgroup/cproxy-test-5-1-beside")), Some(5));
+        assert_eq!(creator(Path::new("/sys/fs/cgroup/cproxy-test-5-1/beside")), Some(5));
         assert_eq!(creator(Path::new("/tmp/cproxy-test-x")), None);
         assert_eq!(creator(Path::new("/tmp/other-1-2")), None);
     }

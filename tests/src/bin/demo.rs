@@ -97,7 +97,7 @@ fn demonstrate(cluster: bool) -> Result {
         "(--cgroup, --pin-dir, --run-dir) are left out of the commands, and {} of paths.",
         sandbox.dir().display()
     );
-    let traces = [sandbox.cgroup().to_owned(), sandbox.dir().to_owned()];
+    let traces = [sandbox.cgroup_parent().to_owned(), sandbox.dir().to_owned()];
     introduce(&sandbox, cluster)?;
     drop(sandbox);
     let mounts = cproxy_mountinfo::list().map_err(|error| format!("cannot list mounts: {error}"))?;
