@@ -113,6 +113,13 @@ impl Service {
         self
     }
 
+    /// Sets the time at which it was created, such as `2020-01-01T00:00:00Z`.
+    #[must_use]
+    pub fn created_at(mut self, time: &str) -> Self {
+        self.object["metadata"]["creationTimestamp"] = json!(time);
+        self
+    }
+
     /// Adds an address to the status, as a load balancer's controller would.
     #[must_use]
     pub fn load_balancer_ip(mut self, address: impl Display) -> Self {

@@ -169,6 +169,9 @@ fn explain(
     let endpoints: Vec<_> = explanations.iter().map(EndpointRow::from).collect();
     let rows = table.rows();
     let rows: Vec<_> = rows.iter().filter(|row| row.service == *name).map(FrontendRow::from).collect();
+    if rows.is_empty() {
+        bail!("--explain {name}: the Service is not served: none of its addresses and ports is left to it");
+    }
     match output {
         Format::Json => {
             let explained = Explained { frontends: &rows, endpoints: &endpoints };

@@ -1,9 +1,11 @@
 //! Faults in Services and their endpoints.
 
+use std::{io::ErrorKind, net::TcpStream};
+
 use cproxy_tests::{
     manifest::{Endpoint, Service, Slice, node},
     process::{cproxy, eventually},
-    world::{SYNC, World, pod, service, slices, web, web_with},
+    world::{SYNC, World, pod, ready, service, slices, web, web_with},
 };
 use serde_json::{Value, json};
 
@@ -191,11 +193,9 @@ fn a_source_range_that_leaves_this_vm_out() {
 
 #[test]
 fn two_services_on_one_external_address() {
-    let external = |name: &str, number: u8, created: &str| {
-        let mut service: Value =
-            service(name, cproxy_tests::world::cluster_ip(number)).spec("externalIPs", json!(["203.0.113.1"])).into();
-        service["metadata"]["creationTimestamp"] = json!(created);
-        service
+    let external = |name: &str, number: u8, created_at: &str| {
+        let service = service(name, cproxy_tests::world::cluster_ip(number));
+        service.spec("externalIPs", json!(["203.0.113.1"])).created_at(created_at).into()
     };
     let objects = [external("old", 20, "2020-01-01T00:00:00Z"), external("new", 21, "2021-01-01T00:00:00Z")];
     let slices = ["old", "new"]
@@ -222,15 +222,38 @@ fn an_external_address_that_is_anothers_cluster_ip() {
 }
 
 #[test]
+fn a_cluster_ip_of_another_service() {
+    let late = Service::new("late").cluster_ips(["10.96.0.10"]).tcp("http", 80, 8080);
+    let services = [web().created_at("2020-01-01T00:00:00Z"), late.created_at("2021-01-01T00:00:00Z")];
+    let objects = services.map(Value::from).into_iter().chain(ready([1]));
+    let world = World::builder().pods([1]).objects(objects).start();
+    let owner = "10.96.0.10:80/TCP belongs to Service default/web";
+    Answer::to(&world.sandbox, &["default/late"])
+        .fails_because(&["default/late: not found: others have its addresses and ports:", owner])
+        .has("degraded", "problem", &["Service default/late", owner]);
+    let manifests = world.sandbox.manifest_dir().display().to_string();
+    let resolved = cproxy(&world.sandbox, &["resolve", "--manifests", &manifests, "--explain", "default/late"]);
+    assert_eq!(resolved.code, 1, "{}", resolved.stdout);
+    for words in [owner, "default/late: the Service is not served: none of its addresses"] {
+        assert!(resolved.stderr.contains(words), "{}", resolved.stderr);
+    }
+}
+
+#[test]
 fn a_service_with_more_backends_than_one_may_have() {
     let many =
         (0..66_000_u32).map(|number| format!("10.{}.{}.{}", 100 + (number >> 16), number >> 8 & 255, number & 255));
     let endpoints: Vec<_> = many.collect();
     let slices = endpoints.chunks(1000).enumerate().map(|(index, addresses)| {
-        Slice::v4("web").name(&format!("web-{index}")).tcp("http", 8080).udp("dns", 8081).ready(addresses).into()
+        Slice::v4("web").name(&format!("web-{index}")).tcp("http", 8080).ready(addresses).into()
     });
     let world = World::builder().objects(std::iter::once(web().into()).chain(slices)).start();
-    let words = ["Service default/web wants it, but it is not in the table", "66000 backends are more than"];
+    // The address refuses all ports that are not in the table, and has the port of the datagrams.
+    assert_eq!(TcpStream::connect(CALL).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    let words = [
+        "10.96.0.10:80/TCP: refused with ECONNREFUSED: Service default/web wants it, but it is not in the table",
+        "66000 backends are more than",
+    ];
     Answer::to(&world.sandbox, &["default/web"]).fails_because(&words).has("degraded", "problem", &words[1..]);
 }
 

@@ -1,6 +1,6 @@
 //! Addresses that several Services claim, by real connects: who owns one, and on which ports.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a failed call or a missing field is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
 
 use std::net::SocketAddr;
 
@@ -29,11 +29,10 @@ fn web() -> [Value; 3] {
 fn claimant(external_ips: &[&str]) -> [Value; 3] {
     let service = Service::new("old").namespace("evil").cluster_ips(["10.96.0.66", "fd00:96::66"]).dual_stack();
     let service = service.tcp("http", PORT, TCP).tcp("other", OTHER_PORT, TCP).udp("dns", PORT, UDP);
-    let mut service: Value = service.spec("externalIPs", json!(external_ips)).into();
-    service["metadata"]["creationTimestamp"] = json!("2020-01-01T00:00:00Z");
+    let service = service.spec("externalIPs", json!(external_ips)).created_at("2020-01-01T00:00:00Z");
     let ports = |slice: Slice| slice.namespace("evil").tcp("http", TCP).tcp("other", TCP).udp("dns", UDP);
     let [v4, v6] = [ports(Slice::v4("old")).ready([pod(2).v4]), ports(Slice::v6("old")).ready([pod(2).v6])];
-    [service, v4.into(), v6.into()]
+    [service.into(), v4.into(), v6.into()]
 }
 
 fn web_and_claimant(external_ips: &[&str]) -> Vec<Value> {

@@ -17,6 +17,9 @@ use crate::{
     target::Target,
 };
 
+/// Code of the rows of an address and port that another Service has.
+const OTHER_SERVICE: &str = "other-service";
+
 /// Maximum number of reasons and ports that a text names.
 const NAMED_MAX: usize = 4;
 
@@ -38,7 +41,7 @@ pub enum Outcome {
     Denied,
     /// It goes to the address itself.
     Direct,
-    /// The source has no Service of the name.
+    /// The source has no Service of the name, or others have all that it claims.
     NotFound,
     /// There is no table, or no agent that knows the name.
     Unknown,
@@ -327,7 +330,7 @@ fn why_empty<'a>(service: &'a ServiceReport, frontend: &FrontendRow) -> (&'a str
         let is_other_family =
             row.endpoint.parse().is_ok_and(|at: SocketAddr| at.is_ipv4() != frontend.address.is_ipv4());
         // The frontend is the Service's own, and those that it loses are others.
-        let is_lost = row.code == "other-service";
+        let is_lost = row.code == OTHER_SERVICE;
         row.protocol.is_none() || is_port && is_source && !is_other_family && !is_lost
     };
     let mut reasons = BTreeMap::<&str, (usize, &EndpointRow)>::new();
@@ -370,18 +373,21 @@ fn without_row(facts: &Facts, call: Frontend) -> Ruling {
         Err(error) => return Ruling::unknown("no-table", error.clone()),
     };
     let agent = facts.agent.as_ref().ok();
-    if let Some((service, _)) = agent.and_then(|agent| agent.service_of(call)) {
-        let because = service.problems.first().map_or("the agent has not written it yet; see its log", |of| of);
-        let reason = format!("Service {} wants it, but it is not in the table: {because}", service.service);
-        return Ruling::untranslated("not-in-table", &reason);
-    }
-    let reason = no_such_port(agent, kernel, call);
+    let wanted_by = agent.and_then(|agent| agent.service_of(call)).map(|(service, _)| service);
+    let (code, reason) = match wanted_by {
+        Some(service) => {
+            let because = service.problems.first().map_or("the agent has not written it yet; see its log", |of| of);
+            let reason = format!("Service {} wants it, but it is not in the table: {because}", service.service);
+            ("not-in-table", reason)
+        }
+        None => ("unknown-port", no_such_port(agent, kernel, call)),
+    };
     if kernel.refuses_other_ports {
         let connected = if call.protocol == Protocol::Udp { CONNECTED } else { "" };
-        return Ruling::no(Outcome::Refused, "unknown-port", format!("with ECONNREFUSED{connected}: {reason}"));
+        return Ruling::no(Outcome::Refused, code, format!("with ECONNREFUSED{connected}: {reason}"));
     }
-    if !kernel.frontends.is_empty() {
-        return Ruling::untranslated("unknown-port", &reason);
+    if wanted_by.is_some() || !kernel.frontends.is_empty() {
+        return Ruling::untranslated(code, &reason);
     }
     without_service(facts)
 }
@@ -475,6 +481,12 @@ fn unknown(facts: &Facts) -> Verdict {
                 code: unserved.code.clone(),
                 reason: format!("without translation: {}", unserved.reason),
             },
+            (None, Some(service))
+                if let Some(lost) = service.endpoints.iter().find(|row| row.code == OTHER_SERVICE) =>
+            {
+                let reason = format!("others have its addresses and ports: {}", lost.reason);
+                Ruling::no(Outcome::NotFound, OTHER_SERVICE, reason)
+            }
             (None, Some(_)) => Ruling::untranslated(
                 "no-port",
                 "it has no address and port that cproxy could serve; `cproxy get problems` has its mistakes, if any",
