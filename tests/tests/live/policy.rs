@@ -338,11 +338,25 @@ fn before_its_policy_has_come_a_pod_is_closed() {
 fn audit_denies_nothing() {
     let pods = Pods::new();
     pods.write(&[both()], "other");
+    let some = http_service("some", "10.96.0.13", [CLIENT.v4.to_string(), OTHER.v4.to_string()]);
+    let none = http_service("none", "10.96.0.14", [OTHER.v4.to_string(), "10.244.0.99".to_owned()]);
+    manifest::write(&pods.sandbox.manifest_dir(), "more.json", some.into_iter().chain(none));
     let _agent = pods.agent("audit").start();
     let _web = echo::tcp(&pods.sandbox, (WEB.v4, TCP), "web");
     let _other = echo::tcp_in(&pods.other, (OTHER.v4, TCP), "other");
     assert_eq!(pods.other.run(|| kind(connects(WEB.v4, TCP))), Ok(()));
     assert_eq!(kind(connects(OTHER.v4, TCP)), Ok(()));
+    for (call, of) in [
+        (&*format!("{}:{TCP}", OTHER.v4), ""),
+        ("default/other", ""),
+        ("default/some", "1 of 2 backends, such as "),
+        ("default/none", "all 2 backends, such as "),
+    ] {
+        let json = cproxy(&pods.sandbox, &["explain", call, "-o", "json"]).success().json();
+        let reason = json["calls"][0]["reason"].as_str().unwrap();
+        let expected = format!("network policy would deny {of}{}:{TCP}/TCP (--policy audit)", OTHER.v4);
+        assert!(reason.contains(&expected), "{reason}");
+    }
 }
 
 /// A datagram that passes as a reply lets nothing more pass.

@@ -195,7 +195,12 @@ fn policed(facts: &Facts, mut ruling: Ruling, targets: &[BackendAddress], protoc
     };
     let why = &verdict.reason;
     if policy.is_audited {
-        ruling.reason.push_str(&format!("; network policy would deny {first} (--policy audit): {why}"));
+        let of = match targets.len() {
+            1 => String::new(),
+            all if all == count => format!("all {all} backends, such as "),
+            all => format!("{count} of {all} backends, such as "),
+        };
+        ruling.reason.push_str(&format!("; network policy would deny {of}{first} (--policy audit): {why}"));
         return ruling;
     }
     if count == targets.len() {
