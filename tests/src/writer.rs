@@ -3,7 +3,7 @@
 use std::thread;
 
 use kube::{
-    Client,
+    Client, Error,
     api::{DeleteParams, PostParams},
     core::Request,
 };
@@ -14,6 +14,16 @@ use crate::control_plane::ControlPlane;
 
 /// Number of requests under way at a time.
 const AT_ONCE: usize = 64;
+
+/// Maximum number of requests for one change.
+const ATTEMPTS: usize = 10;
+
+/// Message of the API server when etcd takes longer than seven seconds.
+const TIMED_OUT: &str = "etcdserver: request timed out";
+
+/// Codes of the answers that an object is there already, and that it has gone.
+const CONFLICT: u16 = 409;
+const NOT_FOUND: u16 = 404;
 
 /// A client with all rights, for Services and EndpointSlices.
 pub struct Writer {
@@ -82,7 +92,8 @@ fn check(sent: Option<Result<(), tokio::task::JoinError>>) {
     }
 }
 
-/// Sends one request. Only the status of the answer is read, since reading all of it would take longer than writing it.
+/// Sends one request, and again while etcd takes too long, as it does on a busy machine. Only the status of the answer
+/// is read, since reading all of it would take longer than writing it.
 async fn send_one(client: Client, verb: Verb, object: Value) {
     let text = |pointer| object.pointer(pointer).and_then(Value::as_str);
     let resource = match text("/kind") {
@@ -92,11 +103,19 @@ async fn send_one(client: Client, verb: Verb, object: Value) {
     };
     let name = text("/metadata/name").unwrap_or_default();
     let (request, params, body) = (Request::new(resource), PostParams::default(), object.to_string().into_bytes());
-    let request = match verb {
-        Verb::Create => request.create(&params, body),
-        Verb::Replace => request.replace(name, &params, body),
-        Verb::Delete => request.delete(name, &DeleteParams::default()),
+    // What a request that has timed out has done all the same.
+    let (request, done) = match verb {
+        Verb::Create => (request.create(&params, body), Some(CONFLICT)),
+        Verb::Replace => (request.replace(name, &params, body), None),
+        Verb::Delete => (request.delete(name, &DeleteParams::default()), Some(NOT_FOUND)),
     };
-    let answer = client.request_text(request.expect("a request of plain parts")).await;
-    answer.unwrap_or_else(|error| panic!("the API server does not take {name}: {error}"));
+    let request = request.expect("a request of plain parts");
+    for attempt in 1.. {
+        match client.request_text(request.clone()).await {
+            Ok(_) => return,
+            Err(Error::Api(status)) if attempt > 1 && Some(status.code) == done => return,
+            Err(Error::Api(status)) if attempt < ATTEMPTS && status.message.contains(TIMED_OUT) => {}
+            Err(error) => panic!("the API server does not take {name}: {error}"),
+        }
+    }
 }
