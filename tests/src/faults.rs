@@ -227,6 +227,11 @@ impl TracedAgent {
         self.shared.take_calls()
     }
 
+    /// Number of recorded calls that have not been taken.
+    pub fn call_count(&self) -> usize {
+        self.shared.call_count()
+    }
+
     /// Sets a fault for a call from now on.
     pub fn inject(&self, injection: Injection) {
         self.shared.arm(injection);

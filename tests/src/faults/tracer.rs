@@ -56,6 +56,10 @@ impl Shared {
         std::mem::take(&mut self.lock().calls)
     }
 
+    pub(super) fn call_count(&self) -> usize {
+        self.lock().calls.len()
+    }
+
     pub(super) fn made(&self) -> BTreeSet<BpfObject> {
         self.lock().made.clone()
     }

@@ -62,7 +62,7 @@ const MADE_GOOD: Duration = Duration::from_secs(60);
 /// Limit on the time until what nobody refers to any more has gone from the kernel.
 const FREED: Duration = Duration::from_secs(60);
 
-/// Time for which the holdings of an agent at rest do not change.
+/// Time for which an agent at rest makes no call, and its holdings do not change.
 const AT_REST: Duration = Duration::from_millis(500);
 
 /// Holding of an agent that looks through the sockets of other network namespaces.
@@ -160,10 +160,10 @@ impl World {
         self.made.borrow_mut().extend(agent.made());
     }
 
-    /// Calls of an agent while `work` runs, which begins when the agent is ready.
+    /// Calls of an agent while `work` runs, which begins when the agent is at rest.
     fn record(&self, work: impl FnOnce()) -> Vec<Call> {
         let agent = self.start_ready();
-        at_rest(|| descriptors(agent.pid()));
+        at_rest(|| (descriptors(agent.pid()), agent.call_count()));
         agent.take_calls();
         work();
         let calls = agent.take_calls();
@@ -281,7 +281,7 @@ impl World {
             let what = format!("{name}, {injection}");
             let (kills, refuses) = (injection.kills(), injection.refuses());
             let mut agent = self.start_ready();
-            let resting = at_rest(|| descriptors(agent.pid()));
+            let (resting, _) = at_rest(|| (descriptors(agent.pid()), agent.call_count()));
             agent.inject(injection);
             self.while_calling(&what, || {
                 work();
@@ -290,13 +290,20 @@ impl World {
                     eventually(WORKED, format_args!("{what}: the agent is killed, or makes fewer calls"), || {
                         if agent.exit_status().is_some() { Ok(()) } else { has_worked() }
                     });
+                    // The work may have had its effect before its last calls.
+                    at_rest(|| agent.call_count());
                     agent.kill();
                     next = Some(self.start_ready());
                 }
-                eventually(MADE_GOOD, format_args!("{what}: made good"), || {
+                let is_made_good = || {
                     // A kernel that refuses to close sockets is not asked again.
                     if agent.log().contains(" open: see `cproxy check`") && refuses { Ok(()) } else { has_worked() }
-                });
+                };
+                eventually(MADE_GOOD, format_args!("{what}: made good"), is_made_good);
+                if !kills {
+                    at_rest(|| agent.call_count());
+                    eventually(MADE_GOOD, format_args!("{what}: made good after the last calls"), is_made_good);
+                }
                 assert!(!agent.log().contains("panicked"), "{what}: {}", agent.log());
                 if agent.exit_status().is_none() {
                     eventually(FREED, format_args!("{what}: no descriptor is left open"), || {
@@ -349,8 +356,8 @@ fn allowed(resting: &Holdings, sandbox: &Sandbox) -> Holdings {
     allowed
 }
 
-/// Holdings once they have not changed for a while.
-fn at_rest(read: impl Fn() -> Holdings) -> Holdings {
+/// A value of an agent once it has not changed for a while.
+fn at_rest<T: PartialEq + Clone>(read: impl Fn() -> T) -> T {
     let mut present = (read(), Instant::now());
     eventually(MADE_GOOD, "the agent is at rest", || {
         let now = read();
