@@ -30,6 +30,7 @@ use std::{
     time::Duration,
 };
 
+use cproxy_datapath::sockets::BROKER_NAME;
 use rustix::{
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -38,9 +39,6 @@ use rustix::{
     process::{Pid, WaitId, WaitIdOptions, waitid},
 };
 pub use server::serve;
-
-/// Name of the process, which is not that of the agent.
-const NAME: &str = "cproxy-broker";
 
 /// Message with the listener of the agent's filter.
 const CALLS: &str = "calls";
@@ -76,7 +74,7 @@ impl Broker {
         // Each message is a packet, and the end of the other side is seen.
         let (socket, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut command = Command::new("/proc/self/exe");
-        command.arg0(NAME).args([OsString::from("broker"), run_dir.into(), pin_dir.into()]).args(files);
+        command.arg0(BROKER_NAME).args([OsString::from("broker"), run_dir.into(), pin_dir.into()]).args(files);
         command.stdin(other).stdout(Stdio::null()).env_clear();
         Ok(Self { child: command.spawn()?, socket: socket.into() })
     }

@@ -49,6 +49,7 @@ pub use self::{
     listing::{BackendState, Listing, TranslatedSocket, list},
     local_ends::{listening, local_ends_in_use},
     older::has_older_socket,
+    owners::BROKER_NAME,
     places::{GoneOwners, MissingOwners, find_missing_owners},
     probe::{Abilities, probe},
     terminate::{Outcome, terminate_stale},

@@ -196,6 +196,38 @@ fn a_socket_is_listed_with_its_user_process_and_network_namespace() {
     });
 }
 
+/// Agents and their brokers hold duplicates of others' sockets while they look at them.
+#[test]
+fn a_process_of_cproxy_is_not_named_as_that_of_a_socket() {
+    let world = start();
+    let socket = udp(Form::V4.web());
+    let local = socket.local_addr().unwrap();
+    let holder = |script: &str| {
+        let stdin = Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
+        Killed(Command::new("sh").args(["-c", script]).stdin(stdin).spawn().unwrap())
+    };
+    let _borrowers = ["cproxy", "cproxy-broker"].map(|name| {
+        let borrower = holder(&format!("printf {name} > /proc/$$/comm; sleep 60 < /dev/null"));
+        let comm = format!("/proc/{}/comm", borrower.0.id());
+        eventually(SYNC, "the process has its name", || {
+            let present = fs::read_to_string(&comm).unwrap();
+            if present.trim_end() == name { Ok(()) } else { Err(present) }
+        });
+        borrower
+    });
+    let owner = holder("exec sleep 60");
+    drop(socket);
+    let mut expected = row(Form::V4, "UDP", local, 1, "serving");
+    *expected.get_mut("pid").unwrap() = json!(owner.0.id());
+    *expected.get_mut("command").unwrap() = json!("sleep");
+    eventually(SYNC, "the process is there", || match rows(&world.sandbox, "sockets").as_slice() {
+        [row] if *row == expected => Ok(()),
+        rows => Err(format!("{rows:?}, not {expected}")),
+    });
+    drop(owner);
+    assert_eq!(rows(&world.sandbox, "sockets"), [Value::Null; 0], "it would be closed by now");
+}
+
 /// Runs `what` on a thread, after `change` has altered that thread.
 fn changed(change: impl FnOnce() + Send, what: impl FnOnce() -> Output + Send) -> Output {
     let changed = || {

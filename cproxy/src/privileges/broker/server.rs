@@ -18,6 +18,7 @@ use std::{
 };
 
 use cproxy_daemon::unix_socket::path_in;
+use cproxy_datapath::sockets::BROKER_NAME;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     fs::{
@@ -30,7 +31,7 @@ use rustix::{
 };
 
 use super::{
-    CALLS, DESCRIPTORS_MAX, NAME, READY,
+    CALLS, DESCRIPTORS_MAX, READY,
     allowed_paths::{AllowedPaths, Change, Parent},
     notification::{Call, Listener, Outcome, last_error},
     receive,
@@ -67,7 +68,7 @@ pub fn serve(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
         unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
     }
     // It was started by a link, whose name the process has.
-    CString::new(NAME).map(|name| rustix::thread::set_name(&name)).ok();
+    CString::new(BROKER_NAME).map(|name| rustix::thread::set_name(&name)).ok();
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut next = || arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput);
     let (run_dir, pin_dir) = (next()?, next()?);

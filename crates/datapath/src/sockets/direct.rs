@@ -55,7 +55,9 @@ fn list_on_this_thread(states: &SocketStates, frontends: &[Frontend]) -> Result<
     found.retain(|_, socket: &mut DirectSocket| frontends.contains(&socket.frontend));
     if !found.is_empty() {
         let name = |descriptor: &owners::Descriptor<'_>| {
-            if let Some(socket) = found.get_mut(&descriptor.inode) {
+            if let Some(socket) = found.get_mut(&descriptor.inode)
+                && (socket.pid.is_none() || !owners::is_borrower(descriptor.owner_name().as_deref()))
+            {
                 socket.pid = Some(descriptor.owner().as_raw_nonzero().get().unsigned_abs());
             }
             Ok(ControlFlow::Continue(()))

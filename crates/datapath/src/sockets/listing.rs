@@ -1,14 +1,14 @@
 //! The list of translated sockets; nothing is closed.
 
-use std::{collections::HashMap, fs, io, ops::ControlFlow, os::fd::OwnedFd};
+use std::{collections::HashMap, io, ops::ControlFlow, os::fd::OwnedFd};
 
 use cproxy_core::{Backend, Frontend, Protocol, RetiredBackends};
-use rustix::{net::sockopt::socket_cookie, process::Pid};
+use rustix::net::sockopt::socket_cookie;
 
 use super::{
     error::{REPLACED_TRIES_MAX, SocketsError, no_proc},
     namespaces,
-    owners::{self, Descriptor},
+    owners::{self, Descriptor, is_borrower},
     socket_lists::{ListedSocket, SocketLists},
     staleness::{StaleCheck, TranslationState, endpoint, is_stale},
     thread::on_own_thread,
@@ -32,7 +32,7 @@ pub struct TranslatedSocket {
     pub retransmits: u8,
     /// The user that owns it.
     pub uid: u32,
-    /// A process that has it among its descriptors.
+    /// A process that has it among its descriptors, and is none of cproxy.
     pub pid: u32,
     /// Name of that process; `None` if it has ended meanwhile.
     pub command: Option<String>,
@@ -144,10 +144,12 @@ impl ListingPass {
         if let Some(&pending) = self.by_inode.get(&descriptor.inode)
             && let Some(socket) = descriptor.duplicate()?
             && pending.is(&socket)
+            && let name = descriptor.owner_name()
+            && !is_borrower(name.as_deref())
         {
             self.by_inode.remove(&descriptor.inode);
             let state = pending.resolve_by(check, &socket);
-            let found = state.map(|state| Some(TranslatedSocket::of(&pending, &state?, descriptor.owner())));
+            let found = state.map(|state| Some(TranslatedSocket::of(&pending, &state?, descriptor, name)));
             let noted = found.map(|found| self.sockets.extend(found));
             self.record(noted);
         }
@@ -182,7 +184,12 @@ impl PendingSocket {
 }
 
 impl TranslatedSocket {
-    fn of(PendingSocket { entry, netns, .. }: &PendingSocket, state: &TranslationState, owner: Pid) -> Self {
+    fn of(
+        PendingSocket { entry, netns, .. }: &PendingSocket,
+        state: &TranslationState,
+        descriptor: &Descriptor<'_>,
+        command: Option<String>,
+    ) -> Self {
         let protocol = entry.kind.protocol;
         let Backend { address, port } = endpoint((state.frontend.address, state.frontend.port));
         Self {
@@ -193,8 +200,8 @@ impl TranslatedSocket {
             state: BackendState::of(state.serving, protocol),
             retransmits: entry.info.retransmits,
             uid: entry.info.uid,
-            pid: owner.as_raw_nonzero().get().unsigned_abs(),
-            command: command(owner),
+            pid: descriptor.owner().as_raw_nonzero().get().unsigned_abs(),
+            command,
         }
     }
 }
@@ -219,12 +226,6 @@ impl BackendState {
             Self::NoFrontend => "no-frontend",
         }
     }
-}
-
-/// proc_pid_comm(5); whatever bytes the process likes.
-fn command(owner: Pid) -> Option<String> {
-    let bytes = fs::read(format!("/proc/{owner}/comm")).ok()?;
-    Some(String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned())
 }
 
 #[cfg(test)]

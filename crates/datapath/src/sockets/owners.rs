@@ -7,7 +7,7 @@
 use std::{
     cell::OnceCell,
     collections::HashSet,
-    io,
+    fs, io,
     ops::ControlFlow,
     os::fd::{AsRawFd, OwnedFd},
 };
@@ -24,6 +24,13 @@ use super::{
     error::OwnersError,
     processes::{Numbers, buffer, inode_at, is_gone, is_passing, open_directory, open_proc},
 };
+
+/// Name of an agent's broker, a process.
+pub const BROKER_NAME: &str = "cproxy-broker";
+
+/// Names of processes that hold duplicates of others' sockets while they look at them: agents, commands and brokers. No
+/// socket of their own is translated.
+const BORROWERS: [&str; 2] = ["cproxy", BROKER_NAME];
 
 /// A descriptor of a process, for a socket.
 pub(super) struct Descriptor<'p> {
@@ -105,6 +112,13 @@ impl Descriptor<'_> {
         self.process.pid
     }
 
+    /// Name of the process that has it; `None` if it has ended meanwhile.
+    pub(super) fn owner_name(&self) -> Option<String> {
+        // proc_pid_comm(5); whatever bytes the process likes.
+        let bytes = fs::read(format!("/proc/{}/comm", self.owner())).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned())
+    }
+
     /// The socket; `None` if the descriptor is of another one by now, or closed.
     pub(super) fn duplicate(&self) -> io::Result<Option<OwnedFd>> {
         match pidfd_getfd(self.process.pidfd()?, self.number, PidfdGetfdFlags::empty()) {
@@ -123,6 +137,11 @@ impl Process {
         let pidfd = pidfd_open(self.pid, PidfdFlags::empty())?;
         Ok(self.pidfd.get_or_init(|| pidfd))
     }
+}
+
+/// Whether a process of this name only looks at the sockets that it has.
+pub(super) fn is_borrower(name: Option<&str>) -> bool {
+    name.is_some_and(|name| BORROWERS.contains(&name))
 }
 
 /// Fails without permission to search other users' processes, or any process.
