@@ -103,7 +103,7 @@ async fn send_one(client: Client, verb: Verb, object: Value) {
     };
     let name = text("/metadata/name").unwrap_or_default();
     let (request, params, body) = (Request::new(resource), PostParams::default(), object.to_string().into_bytes());
-    // What a request that has timed out has done all the same.
+    // Code of the answer to a repetition of a request that was carried out.
     let (request, done) = match verb {
         Verb::Create => (request.create(&params, body), Some(CONFLICT)),
         Verb::Replace => (request.replace(name, &params, body), None),

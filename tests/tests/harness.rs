@@ -223,7 +223,7 @@ fn children_are_where_they_were_put() {
     assert_ne!(cgroup_of(Placement::Unhooked), cgroup_of(Placement::Hooked));
 }
 
-/// Agents watch the parent of their cgroup: neighbours make none there.
+/// A parent without cgroups of neighbours: agents watch the parent of theirs.
 #[test]
 fn the_cgroups_of_a_sandbox_are_in_one_of_its_own() {
     let sandbox = Sandbox::for_test();

@@ -290,7 +290,7 @@ impl World {
                     eventually(WORKED, format_args!("{what}: the agent is killed, or makes fewer calls"), || {
                         if agent.exit_status().is_some() { Ok(()) } else { has_worked() }
                     });
-                    // The work may have had its effect before its last calls.
+                    // Last calls of the work, perhaps after its effect.
                     at_rest(|| agent.call_count());
                     agent.kill();
                     next = Some(self.start_ready());

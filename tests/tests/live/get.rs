@@ -196,7 +196,7 @@ fn a_socket_is_listed_with_its_user_process_and_network_namespace() {
     });
 }
 
-/// Agents and their brokers hold duplicates of others' sockets while they look at them.
+/// Duplicates of a socket in processes with the names of an agent and a broker.
 #[test]
 fn a_process_of_cproxy_is_not_named_as_that_of_a_socket() {
     let world = start();

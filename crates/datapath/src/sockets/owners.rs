@@ -28,8 +28,8 @@ use super::{
 /// Name of an agent's broker, a process.
 pub const BROKER_NAME: &str = "cproxy-broker";
 
-/// Names of processes that hold duplicates of others' sockets while they look at them: agents, commands and brokers. No
-/// socket of their own is translated.
+/// Names of processes with short-lived duplicates of others' sockets: agents, commands and brokers. No socket of their
+/// own is translated.
 const BORROWERS: [&str; 2] = ["cproxy", BROKER_NAME];
 
 /// A descriptor of a process, for a socket.
@@ -139,7 +139,7 @@ impl Process {
     }
 }
 
-/// Whether a process of this name only looks at the sockets that it has.
+/// Whether this is the name of a process with duplicates of others' sockets.
 pub(super) fn is_borrower(name: Option<&str>) -> bool {
     name.is_some_and(|name| BORROWERS.contains(&name))
 }
