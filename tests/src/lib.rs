@@ -14,6 +14,7 @@
 
 pub mod api;
 pub mod audit;
+pub mod borrower;
 pub mod build;
 pub mod control_plane;
 pub mod controllers;

@@ -7,6 +7,7 @@ use std::{
 };
 
 use cproxy_tests::{
+    borrower::Borrower,
     echo,
     manifest::{Endpoint, Service, Slice},
     netns::Netns,
@@ -68,13 +69,14 @@ fn a_socket_from_before_the_attachment() {
     let service = Service::new("early").cluster_ips([own]).tcp("http", PORT, TCP);
     let slice = Slice::v4("early").tcp("http", TCP).ready([pod(1).v4]);
     world.set([service.into(), slice.into()], |rows| !rows.is_empty());
+    let borrower = Borrower::start("cproxy-broker", early.try_clone().unwrap());
     let process = format!("{}/", std::process::id());
     Answer::to(&world.sandbox, &[&call]).forwarded().has(
         "degraded",
         "sockets",
         &["1 connected, or connecting, to the ClusterIP itself", &process, "connect anew"],
     );
-    drop(early);
+    drop((early, borrower));
     let late = TcpStream::connect(vip).unwrap();
     Answer::to(&world.sandbox, &[&call]).forwarded().has("ok", "sockets", &["1 connected"]);
     drop(late);

@@ -14,6 +14,7 @@ use std::{
 };
 
 use cproxy_tests::{
+    borrower::Borrower,
     echo,
     manifest::{self, Endpoint, Service, Slice},
     process::{Daemon, Output, cproxy, cproxy_binary, cproxy_command, cproxy_with_variable, eventually, run},
@@ -202,20 +203,9 @@ fn a_process_of_cproxy_is_not_named_as_that_of_a_socket() {
     let world = start();
     let socket = udp(Form::V4.web());
     let local = socket.local_addr().unwrap();
-    let holder = |script: &str| {
-        let stdin = Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
-        Killed(Command::new("sh").args(["-c", script]).stdin(stdin).spawn().unwrap())
-    };
-    let _borrowers = ["cproxy", "cproxy-broker"].map(|name| {
-        let borrower = holder(&format!("printf {name} > /proc/$$/comm; sleep 60 < /dev/null"));
-        let comm = format!("/proc/{}/comm", borrower.0.id());
-        eventually(SYNC, "the process has its name", || {
-            let present = fs::read_to_string(&comm).unwrap();
-            if present.trim_end() == name { Ok(()) } else { Err(present) }
-        });
-        borrower
-    });
-    let owner = holder("exec sleep 60");
+    let _borrowers = ["cproxy", "cproxy-broker"].map(|name| Borrower::start(name, socket.try_clone().unwrap()));
+    let stdin = Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
+    let owner = Killed(Command::new("sleep").arg("60").stdin(stdin).spawn().unwrap());
     drop(socket);
     let mut expected = row(Form::V4, "UDP", local, 1, "serving");
     *expected.get_mut("pid").unwrap() = json!(owner.0.id());
